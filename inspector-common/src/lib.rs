@@ -1,0 +1,2 @@
+//! Types that inspector and its eBPF programs share.
+#![no_std]

@@ -1,0 +1,12 @@
+//! What the bytes in Cilium's BPF maps mean.
+//!
+//! Pure: bytes in, typed entries or a precise error out. Nothing here reads a map, a file or a
+//! clock. One file per map; what differs between Cilium versions is told apart by the layout
+//! ([`layout`]), never by a version string.
+
+pub mod error;
+pub mod flags;
+pub mod layout;
+pub mod order;
+pub mod proto;
+pub mod services;

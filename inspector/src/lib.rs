@@ -1,0 +1,3 @@
+//! inspector: what a Cilium node has programmed for a VIP, and what that does to a packet.
+
+pub mod cilium;

@@ -1,0 +1,2 @@
+//! The `inspect` command.
+fn main() {}

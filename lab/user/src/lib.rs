@@ -1,0 +1,1 @@
+//! The lab: a node in network namespaces.
