@@ -173,7 +173,11 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let (records, sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let (mut records, sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let services_by_protocol = select::count_protocols(&records);
+    if let Question::Vip(query) = &options.question {
+        select::keep(&mut records, query.address);
+    }
     let devices = devices(read, &records);
     Ok(Evidence {
         schema: SCHEMA.to_owned(),
@@ -203,6 +207,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         },
         bpffs,
         devices,
+        services_by_protocol,
         maps: records,
         sources,
     })

@@ -7,8 +7,9 @@
 mod entries;
 pub mod file;
 mod record;
+pub mod tables;
 
-use std::{fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -44,6 +45,9 @@ pub struct Evidence {
     pub bpffs: Vec<Bpffs>,
     /// Network devices that Cilium's pins and maps name.
     pub devices: Vec<Device>,
+    /// Number of entries of the services maps by the protocol in their keys, those that are not
+    /// kept here included: keys without any protocol are those of Cilium before 1.17.
+    pub services_by_protocol: BTreeMap<String, u64>,
     /// The maps that were read.
     pub maps: Vec<MapRecord>,
     /// What was looked at, what not, and why.
