@@ -7,13 +7,12 @@
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
-use zerocopy::transmute;
 
 use super::{
     error::{DecodeError, EncodeError},
     layout::{Family, Layout},
     order::{HostU32, HostU64, NetU16},
-    raw::{self, assert_sizes, raw_struct},
+    raw::{self, assert_sizes, either, raw_struct},
 };
 
 raw_struct! {
@@ -83,22 +82,21 @@ impl Affinity {
     /// # Errors
     /// [`DecodeError::Size`] if key or value are not as long as `layout` says.
     pub fn decode(layout: &'static Layout, key: &[u8], value: &[u8]) -> Result<Self, DecodeError> {
-        let (cookie, address, rev_nat_index, netns) = if layout.family == Some(Family::V4) {
+        let (client, address, rev_nat_index, netns) = if layout.family == Some(Family::V4) {
             let key: &AffinityKey<[u8; 8]> = raw::key(layout, key)?;
-            let [address, _]: [[u8; 4]; 2] = transmute!(key.client);
-            let cookie: HostU64 = transmute!(key.client);
-            (cookie, IpAddr::from(address), key.rev_nat_index, key.netns)
+            let mut client = [0; 16];
+            client[..8].copy_from_slice(&key.client);
+            (client, either::v4(client), key.rev_nat_index, key.netns)
         } else {
             let key: &AffinityKey<[u8; 16]> = raw::key(layout, key)?;
-            let [cookie, _]: [HostU64; 2] = transmute!(key.client);
-            (cookie, IpAddr::from(key.client), key.rev_nat_index, key.netns)
+            (key.client, IpAddr::from(key.client), key.rev_nat_index, key.netns)
         };
         let value: &AffinityValue = raw::value(layout, value)?;
         Ok(Self {
             client: if netns & 1 == 0 {
                 Client::Address(address)
             } else {
-                Client::NetnsCookie(cookie.get())
+                Client::NetnsCookie(u64::from_le_bytes(raw::halves(client)[0]))
             },
             rev_nat_index: rev_nat_index.get(),
             last_used: value.last_used.get(),
@@ -128,8 +126,7 @@ impl Affinity {
             pad: [0; 4],
         };
         if layout.family == Some(Family::V4) {
-            let [client, _]: [[u8; 8]; 2] = transmute!(client);
-            return Ok(raw::pair(&self.key(client), &value));
+            return Ok(raw::pair(&self.key(raw::halves(client)[0]), &value));
         }
         Ok(raw::pair(&self.key(client), &value))
     }

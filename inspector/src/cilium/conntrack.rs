@@ -13,7 +13,7 @@
 use std::{fmt, net::IpAddr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
-use zerocopy::{IntoBytes, transmute};
+use zerocopy::IntoBytes;
 
 use super::{
     error::{DecodeError, EncodeError},
@@ -230,8 +230,8 @@ impl Conntrack {
     /// other entry.
     #[must_use]
     pub fn backend_id(&self) -> Option<u64> {
-        let [_, id]: [HostU64; 2] = transmute!(self.head.0);
-        self.tuple_flags.is_service().then(|| id.get())
+        let [_, id] = raw::halves(self.head.0);
+        self.tuple_flags.is_service().then(|| u64::from_le_bytes(id))
     }
 
     /// The bytes of key and value in `layout`.
