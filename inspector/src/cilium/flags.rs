@@ -7,7 +7,9 @@ use serde::{Deserialize, Serialize};
 use super::release::Release;
 
 /// Flag bits of a service entry: `flags` is bits 0 to 7, `flags2` bits 8 to 15.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct ServiceFlags(pub u16);
 

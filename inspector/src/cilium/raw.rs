@@ -105,6 +105,11 @@ where
     (key.as_bytes().to_vec(), value.as_bytes().to_vec())
 }
 
+/// The first and the last 8 of 16 bytes.
+pub(super) fn halves(bytes: [u8; 16]) -> [[u8; 8]; 2] {
+    zerocopy::transmute!(bytes)
+}
+
 /// Fails if `address` is not of the family that `layout` holds.
 pub(super) fn check_family(layout: &'static Layout, address: IpAddr) -> Result<(), EncodeError> {
     use super::layout::Family;
