@@ -11,13 +11,15 @@ use std::{
     net::IpAddr,
 };
 
+use zerocopy::IntoBytes;
+
 use super::{
     maps::{MapError, OpenMap},
     or_failed, read_all,
 };
 use crate::{
     cilium::{
-        affinity::AffinityMatch, backends::Backend, endpoints::Endpoint, ipcache, l2_responder::L2Responder,
+        affinity::AffinityMatch, backends::Backend, endpoints::Endpoint, ipcache::IpcacheKey, l2_responder::L2Responder, order::HostU32,
         layout::{Family, MapKind},
         proto::Protocol,
         reverse_nat::ReverseNat,
@@ -217,10 +219,31 @@ impl Wanted {
                 .backend_addresses
                 .iter()
                 .chain([&self.address])
-                .map(|address| ipcache::lookup_key(*address))
+                .map(|address| ipcache_key(*address))
                 .collect(),
             _ => Vec::new(),
         };
         map.lookup(cpus, keys.iter().map(Vec::as_slice))
     }
+}
+
+/// The key that asks the IP cache for the longest prefix with `address` in it.
+fn ipcache_key(address: IpAddr) -> Vec<u8> {
+    let (family, bits, bytes) = match address {
+        IpAddr::V4(address) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&address.octets());
+            (1, 32, bytes)
+        }
+        IpAddr::V6(address) => (2, 128, address.octets()),
+    };
+    let key = IpcacheKey {
+        // What stands before the address is part of the prefix.
+        prefix_len: HostU32::new(32 + bits),
+        cluster_id: 0.into(),
+        pad: 0,
+        family,
+        address: bytes,
+    };
+    key.as_bytes().to_vec()
 }

@@ -170,7 +170,7 @@ impl Serialize for DecodedEntries<'_> {
 
         let layout = self.0.layout().ok();
         serializer.collect_seq(self.0.entries.iter().map(|(key, value)| {
-            let (decoded, error) = match layout.map(|layout| entry::decode(layout, key, value)) {
+            let (decoded, error) = match layout.map(|layout| entry::Entry::decode(layout, key, value)) {
                 Some(Ok(decoded)) => (Some(decoded), None),
                 Some(Err(error)) => (None, Some(error.to_string())),
                 None => (None, None),

@@ -14,11 +14,11 @@ use crate::{
         ipcache::Identity,
         proto::Protocol,
         release::Release,
-        services::{Scope, ServiceEntry, ServiceKey, ServiceValue},
+        services::{Scope, ServiceKey, ServiceValue},
     },
     evidence::{
         Device, Evidence, VipQuery,
-        tables::{Frontend, FrontendName, Tables, family_of},
+        tables::{Frontend, FrontendName, ServiceEntry, Tables, family_of},
     },
 };
 

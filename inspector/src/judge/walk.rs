@@ -11,7 +11,11 @@ use super::{
     programmed::{Announcement, Programmed, ProgrammedFrontend, TrafficPolicy},
 };
 use crate::{
-    cilium::{proto::Protocol, services::Scope},
+    cilium::{
+        proto::Protocol,
+        release::{NoBackend, SocketAnswer},
+        services::Scope,
+    },
     evidence::{Evidence, VipQuery, tables::{Problem, Tables}},
 };
 
@@ -146,7 +150,7 @@ fn step(
         _ => "external",
     };
     if frontend.count == 0 {
-        let answer = tables.release().behaviour().no_backend_text(from_outside);
+        let answer = no_backend_answer(tables, from_outside);
         return no(Outcome::NoBackend, format!("0 backends in the {scope} scope: {answer}"));
     }
     let usable = frontend.usable();
@@ -188,6 +192,24 @@ fn step(
                 frontend.count
             )
         }],
+    }
+}
+
+/// What a client meets at a frontend without backends, in the release at hand.
+fn no_backend_answer(tables: &Tables, from_outside: bool) -> &'static str {
+    let behaviour = tables.releases.behaviour();
+    if from_outside {
+        match behaviour.no_backend {
+            NoBackend::ToStack => "the packet goes up the stack as if there were no service",
+            NoBackend::Drop => "dropped in BPF",
+            NoBackend::Reject => "rejected in BPF with ICMP unreachable (or dropped, as configured)",
+        }
+    } else {
+        match behaviour.socket_no_backend {
+            SocketAnswer::Untranslated => "the socket keeps the VIP, its packets go up the stack",
+            SocketAnswer::NotPermitted => "connect fails with EPERM",
+            SocketAnswer::HostUnreachable => "connect fails with EHOSTUNREACH",
+        }
     }
 }
 
