@@ -63,10 +63,7 @@ pub fn read(fd: impl AsFd, info: &MapInfo, cpus: usize) -> io::Result<Dump> {
 }
 
 fn has_no_batches(error: &io::Error) -> bool {
-    matches!(
-        error.raw_os_error(),
-        Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | ENOTSUPP)
-    )
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::ENOSYS | ENOTSUPP))
 }
 
 /// Reads all entries in batches; fails with `EINVAL` or `ENOTSUPP` where there are none.

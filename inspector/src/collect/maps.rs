@@ -1,8 +1,15 @@
 //! Opens Cilium's pinned maps, read-only, and reads them.
 
-use std::{io, os::fd::{AsFd, OwnedFd}, path::{Path, PathBuf}};
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+};
 
-use super::{bpffs::GLOBALS, dump::{self, Method}};
+use super::{
+    bpffs::GLOBALS,
+    dump::{self, Method},
+};
 use crate::{
     cilium::layout::{self, Layout, LayoutError, MapType},
     evidence::{Coverage, Entries, MapRecord},
@@ -66,7 +73,9 @@ pub enum MapError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => ": run as root, or with CAP_BPF and read access to bpffs",
+        io::ErrorKind::PermissionDenied => {
+            ": run as root, or with CAP_BPF and read access to bpffs"
+        }
         _ => "",
     }
 }

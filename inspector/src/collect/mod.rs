@@ -1,5 +1,6 @@
 //! What is read from the node, read-only: one file for each source, no judgement.
 
+pub mod abilities;
 pub mod bpffs;
 pub mod dump;
 pub mod maps;
@@ -80,8 +81,10 @@ pub enum CollectError {
         found: String,
     },
     /// The BPF file system that was named has no pins of Cilium's.
-    #[error("{path} holds no Cilium maps below {}: is this another program's BPF file system?",
-        bpffs::GLOBALS)]
+    #[error(
+        "{path} holds no Cilium maps below {}: is this another program's BPF file system?",
+        bpffs::GLOBALS
+    )]
     NoPins {
         /// The mount.
         path: PathBuf,
@@ -210,6 +213,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         services_by_protocol,
         maps: records,
         sources,
+        verdict: None,
     })
 }
 
@@ -220,10 +224,9 @@ fn rfc3339(time: SystemTime) -> String {
 /// The pins to read: of each kind and family the highest generation that is there.
 fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
     let (kinds, family) = match question {
-        Question::Vip(query) => (
-            VIP_KINDS,
-            Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }),
-        ),
+        Question::Vip(query) => {
+            (VIP_KINDS, Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }))
+        }
         Question::Tables(kinds) => (kinds.as_slice(), None),
     };
     let mut best: BTreeMap<(MapKind, Option<Family>, &str), &'static Layout> = BTreeMap::new();
@@ -362,6 +365,10 @@ fn devices(bpffs: &Bpffs, records: &[MapRecord]) -> Vec<Device> {
     }
     named
         .into_iter()
-        .map(|(ifindex, named_by)| Device { ifindex, name: host::interface_name(ifindex), named_by })
+        .map(|(ifindex, named_by)| Device {
+            ifindex,
+            name: host::interface_name(ifindex),
+            named_by,
+        })
         .collect()
 }

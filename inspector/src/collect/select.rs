@@ -19,8 +19,13 @@ use super::{
 };
 use crate::{
     cilium::{
-        affinity::AffinityMatch, backends::Backend, endpoints::Endpoint, ipcache::IpcacheKey, l2_responder::L2Responder, order::HostU32,
+        affinity::AffinityMatch,
+        backends::Backend,
+        endpoints::Endpoint,
+        ipcache::IpcacheKey,
+        l2_responder::L2Responder,
         layout::{Family, MapKind},
+        order::HostU32,
         proto::Protocol,
         reverse_nat::ReverseNat,
         runtime_config,
@@ -213,7 +218,9 @@ impl Wanted {
     /// Looks up what is found by key alone.
     fn lookup(&self, map: &OpenMap, cpus: usize) -> Result<MapRecord, MapError> {
         let keys: Vec<Vec<u8>> = match map.layout.kind {
-            MapKind::Maglev => self.rev_nat.iter().map(|index| index.to_be_bytes().to_vec()).collect(),
+            MapKind::Maglev => {
+                self.rev_nat.iter().map(|index| index.to_be_bytes().to_vec()).collect()
+            }
             // The longest prefix wins, so the full address finds the entry that covers it.
             MapKind::Ipcache => self
                 .backend_addresses

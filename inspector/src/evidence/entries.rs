@@ -70,7 +70,9 @@ impl Entries {
 
     /// The entries as `(key, value)`, in the order in which they were read.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&[u8], &[u8])> {
-        self.keys.chunks_exact(self.key_len.max(1)).zip(self.values.chunks_exact(self.value_len.max(1)))
+        self.keys
+            .chunks_exact(self.key_len.max(1))
+            .zip(self.values.chunks_exact(self.value_len.max(1)))
     }
 
     /// The value of `key`, if it is here.

@@ -52,6 +52,10 @@ pub struct Evidence {
     pub maps: Vec<MapRecord>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
+    /// What was said of it when it was collected. Nothing rests on this: a verdict is judged
+    /// again from the rest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verdict: Option<serde_json::Value>,
 }
 
 /// The program that collected the evidence.

@@ -170,11 +170,12 @@ impl Serialize for DecodedEntries<'_> {
 
         let layout = self.0.layout().ok();
         serializer.collect_seq(self.0.entries.iter().map(|(key, value)| {
-            let (decoded, error) = match layout.map(|layout| entry::Entry::decode(layout, key, value)) {
-                Some(Ok(decoded)) => (Some(decoded), None),
-                Some(Err(error)) => (None, Some(error.to_string())),
-                None => (None, None),
-            };
+            let (decoded, error) =
+                match layout.map(|layout| entry::Entry::decode(layout, key, value)) {
+                    Some(Ok(decoded)) => (Some(decoded), None),
+                    Some(Err(error)) => (None, Some(error.to_string())),
+                    None => (None, None),
+                };
             Row { key: Hex(key), value: Hex(value), decoded, error }
         }))
     }

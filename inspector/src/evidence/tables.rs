@@ -155,7 +155,10 @@ impl fmt::Display for Problem {
             }
             Self::SlotWithoutBackend { frontend, slot, backend, selectable } => {
                 let chosen = if *selectable { "" } else { " (a slot that is never chosen)" };
-                write!(f, "{frontend}: slot {slot} names backend {backend}, which is not there{chosen}")
+                write!(
+                    f,
+                    "{frontend}: slot {slot} names backend {backend}, which is not there{chosen}"
+                )
             }
             Self::SlotMissing { frontend, slot, count } => {
                 write!(f, "{frontend}: slot {slot} of {count} is not there")
@@ -177,9 +180,8 @@ impl Tables {
     /// Reads the tables out of the evidence.
     #[must_use]
     pub fn new(evidence: &Evidence) -> Self {
-        let pins = || {
-            evidence.bpffs.iter().filter(|bpffs| bpffs.read).flat_map(|bpffs| &bpffs.pins)
-        };
+        let pins =
+            || evidence.bpffs.iter().filter(|bpffs| bpffs.read).flat_map(|bpffs| &bpffs.pins);
         let any_proto = evidence.services_by_protocol.keys().any(|name| name != "ANY");
         let mut tables = Self {
             releases: release::detect(pins().map(String::as_str), any_proto),
@@ -405,15 +407,15 @@ impl Tables {
 
     /// All frontends in the order of their keys.
     pub fn frontends(&self) -> impl Iterator<Item = Frontend<'_>> {
-        self.services
-            .chunk_by(|one, other| master_key(one.key) == master_key(other.key))
-            .map(|group| {
+        self.services.chunk_by(|one, other| master_key(one.key) == master_key(other.key)).map(
+            |group| {
                 let (master, slots) = match group.split_first() {
                     Some((first, slots)) if first.key.is_master() => (Some(&first.value), slots),
                     _ => (None, group),
                 };
                 Frontend { key: master_key(group[0].key), master, slots }
-            })
+            },
+        )
     }
 
     /// The newest release that can have written these maps: its words and rules are used.

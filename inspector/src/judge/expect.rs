@@ -104,7 +104,11 @@ impl FromStr for Expectation {
         };
         let has_paths = matches!(
             claim,
-            Claim::Served | Claim::NotServed | Claim::Outcome(_) | Claim::Announced | Claim::NotAnnounced
+            Claim::Served
+                | Claim::NotServed
+                | Claim::Outcome(_)
+                | Claim::Announced
+                | Claim::NotAnnounced
         );
         if device.is_some() && !has_paths {
             return Err(error());
@@ -209,9 +213,9 @@ impl Expectation {
             }
             Claim::Announced | Claim::NotAnnounced => {
                 let on = announcement.entries.iter().any(|entry| {
-                    self.device.as_deref().is_none_or(|device| {
-                        entry.device.as_deref() == Some(device)
-                    })
+                    self.device
+                        .as_deref()
+                        .is_none_or(|device| entry.device.as_deref() == Some(device))
                 }) && announcement.answering;
                 let met = if on { Met::Yes } else { told(false) };
                 let why = if announcement.entries.is_empty() {

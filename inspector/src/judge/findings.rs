@@ -162,7 +162,14 @@ pub struct Finding {
 struct Findings(Vec<Finding>);
 
 impl Findings {
-    fn add(&mut self, id: FindingId, frontend: Option<&str>, seen: String, meaning: &str, next: &str) {
+    fn add(
+        &mut self,
+        id: FindingId,
+        frontend: Option<&str>,
+        seen: String,
+        meaning: &str,
+        next: &str,
+    ) {
         self.0.push(Finding {
             id,
             severity: id.severity(),
@@ -193,7 +200,11 @@ pub(super) fn find(
             findings.add(
                 FindingId::FrontendMasterMissing,
                 Some(&frontend.frontend),
-                format!("{} has {} slots and no master entry", frontend.frontend, frontend.backends.len()),
+                format!(
+                    "{} has {} slots and no master entry",
+                    frontend.frontend,
+                    frontend.backends.len()
+                ),
                 "the datapath looks the master entry up first and finds no service: the packet is \
                  not translated",
                 "the agent writes the master last: if this stays, restart the agent on this node \
@@ -210,9 +221,10 @@ pub(super) fn find(
 }
 
 fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, query: &VipQuery) {
-    let unknown = tables.problems.iter().any(
-        |problem| matches!(problem, Problem::Map { map, .. } if map.contains("_services_")),
-    );
+    let unknown = tables
+        .problems
+        .iter()
+        .any(|problem| matches!(problem, Problem::Map { map, .. } if map.contains("_services_")));
     if unknown || !programmed.frontends.is_empty() {
         return;
     }
@@ -246,7 +258,10 @@ fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, que
             Some(name) => format!("known as {name}"),
             None => format!("a pod or host elsewhere (identity {})", entry.identity.0),
         };
-        (format!("; it is {what}"), "ask for the VIP of the Service, not for the address of a pod or node")
+        (
+            format!("; it is {what}"),
+            "ask for the VIP of the Service, not for the address of a pod or node",
+        )
     } else {
         (
             String::new(),

@@ -178,7 +178,9 @@ pub struct Judgement {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum JudgeError {
     /// The evidence is not about a VIP.
-    #[error("this evidence holds tables and no question about a VIP: judge it with `inspect vip ADDR --from FILE`")]
+    #[error(
+        "this evidence holds tables and no question about a VIP: judge it with `inspect vip ADDR --from FILE`"
+    )]
     NoQuestion,
     /// The evidence is about another VIP.
     #[error("this evidence was collected for {collected} and has no answer about {asked}")]

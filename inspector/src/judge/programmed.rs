@@ -304,10 +304,9 @@ impl ProgrammedFrontend {
                 _ => None,
             }),
             l7_proxy_port: master.filter(|_| flags.l7()).map(ServiceValue::l7_proxy_port),
-            source_ranges: flags.source_range().then(|| SourceRanges {
-                deny: flags.source_range_denies(),
-                ranges: ranges(),
-            }),
+            source_ranges: flags
+                .source_range()
+                .then(|| SourceRanges { deny: flags.source_range_denies(), ranges: ranges() }),
             dsr: flags.dsr(),
             count,
             qcount,
@@ -398,8 +397,7 @@ fn backend(
             |found| slot_state(found, selectable, tables.release()).to_owned(),
         ),
         selectable,
-        location: found
-            .map_or(Location::Unknown, |found| locate(evidence, tables, found.address)),
+        location: found.map_or(Location::Unknown, |found| locate(evidence, tables, found.address)),
     }
 }
 

@@ -16,7 +16,10 @@ use crate::{
         release::{NoBackend, SocketAnswer},
         services::Scope,
     },
-    evidence::{Evidence, VipQuery, tables::{Problem, Tables}},
+    evidence::{
+        Evidence, VipQuery,
+        tables::{Problem, Tables},
+    },
 };
 
 /// What the maps alone say of one scope of a frontend.
@@ -100,12 +103,8 @@ fn step(
     frontend: Option<&ProgrammedFrontend>,
     from_outside: bool,
 ) -> Step {
-    let no = |outcome, why: String| Step {
-        outcome,
-        served: Served::No,
-        share: None,
-        why: vec![why],
-    };
+    let no =
+        |outcome, why: String| Step { outcome, served: Served::No, share: None, why: vec![why] };
     let Some(frontend) = frontend.filter(|frontend| frontend.master) else {
         let scope = if from_outside { "external" } else { "internal" };
         return if from_outside && !programmed.wildcards.is_empty() {
@@ -202,7 +201,9 @@ fn no_backend_answer(tables: &Tables, from_outside: bool) -> &'static str {
         match behaviour.no_backend {
             NoBackend::ToStack => "the packet goes up the stack as if there were no service",
             NoBackend::Drop => "dropped in BPF",
-            NoBackend::Reject => "rejected in BPF with ICMP unreachable (or dropped, as configured)",
+            NoBackend::Reject => {
+                "rejected in BPF with ICMP unreachable (or dropped, as configured)"
+            }
         }
     } else {
         match behaviour.socket_no_backend {
@@ -214,9 +215,10 @@ fn no_backend_answer(tables: &Tables, from_outside: bool) -> &'static str {
 }
 
 fn backends_unknown(tables: &Tables) -> bool {
-    tables.problems.iter().any(
-        |problem| matches!(problem, Problem::Map { map, .. } if map.contains("_backends")),
-    )
+    tables
+        .problems
+        .iter()
+        .any(|problem| matches!(problem, Problem::Map { map, .. } if map.contains("_backends")))
 }
 
 /// Whether the node serves the VIP, and the sentence that says so.
@@ -234,8 +236,7 @@ pub(super) fn conclude(
         return (Served::No, format!("NO: {}", absent.seen));
     }
     // A VIP is for clients from outside: the forwarded paths decide.
-    let outside: Vec<_> =
-        paths.iter().filter(|path| path.path.starts_with("forwarded")).collect();
+    let outside: Vec<_> = paths.iter().filter(|path| path.path.starts_with("forwarded")).collect();
     let dead = |path: &&&PathVerdict| path.served == Served::No;
     let served = if outside.iter().all(|path| dead(&path)) {
         Served::No
@@ -324,12 +325,9 @@ fn answers(announcement: &Announcement, query: &VipQuery) -> Option<String> {
     let devices: Vec<String> = announcement
         .entries
         .iter()
-        .map(|entry| {
-            entry.device.clone().unwrap_or_else(|| format!("interface {}", entry.ifindex))
-        })
+        .map(|entry| entry.device.clone().unwrap_or_else(|| format!("interface {}", entry.ifindex)))
         .collect();
-    let protocol =
-        if query.address.is_ipv4() { "ARP" } else { "neighbour solicitations" };
+    let protocol = if query.address.is_ipv4() { "ARP" } else { "neighbour solicitations" };
     Some(format!("this node answers {protocol} for {} on {}", query.address, devices.join(", ")))
 }
 

@@ -117,11 +117,7 @@ impl fmt::Display for BackendCell<'_> {
 #[must_use]
 pub fn table(tables: &Tables, view: View) -> TextTable {
     let format = &tables.releases.behaviour().lb_list;
-    let second = if format.slot {
-        "BACKEND ADDRESS (REVNAT_ID) (SLOT)"
-    } else {
-        "BACKEND ADDRESS"
-    };
+    let second = if format.slot { "BACKEND ADDRESS (REVNAT_ID) (SLOT)" } else { "BACKEND ADDRESS" };
     match view {
         View::Services => {
             let header: &[&str] = if format.slot {
@@ -334,8 +330,7 @@ impl<'t> FrontendRow<'t> {
                 wildcard: key.is_wildcard(),
                 count: value.count.get(),
                 qcount: value.qcount.get(),
-                session_affinity_s: (flags.affinity() && plain)
-                    .then(|| value.affinity_timeout_s()),
+                session_affinity_s: (flags.affinity() && plain).then(|| value.affinity_timeout_s()),
                 algorithm: Some(value.algorithm()).filter(|&number| plain && number != 0),
                 l7_proxy_port: flags.l7().then(|| value.l7_proxy_port()),
             }
@@ -402,28 +397,42 @@ impl Serialize for Rows<'_> {
         let mut map = serializer.serialize_map(None)?;
         match self.view {
             View::Services | View::Frontends => {
-                map.serialize_entry("frontends", &Seq(|| {
-                    tables.frontends().map(|frontend| FrontendRow::new(tables, frontend))
-                }))?;
+                map.serialize_entry(
+                    "frontends",
+                    &Seq(|| tables.frontends().map(|frontend| FrontendRow::new(tables, frontend))),
+                )?;
             }
-            View::Backends => map.serialize_entry("backends", &Seq(|| {
-                [Family::V4, Family::V6].into_iter().flat_map(|family| tables.backends(family)).map(
-                    |backend| BackendRow { id: backend.id, fields: BackendFields::new(backend) },
-                )
-            }))?,
-            View::RevNat => map.serialize_entry("reverse_nat", &Seq(|| {
-                tables.reverse_nat.values().map(|entry| RevNatRow {
-                    id: entry.index,
-                    address: entry.address,
-                    port: entry.port,
-                })
-            }))?,
-            View::SourceRanges => map.serialize_entry("source_ranges", &Seq(|| {
-                tables.source_ranges.values().flatten().map(|range| SourceRangeRow {
-                    id: range.rev_nat_index,
-                    range: format!("{}/{}", range.address, range.prefix_len),
-                })
-            }))?,
+            View::Backends => map.serialize_entry(
+                "backends",
+                &Seq(|| {
+                    [Family::V4, Family::V6]
+                        .into_iter()
+                        .flat_map(|family| tables.backends(family))
+                        .map(|backend| BackendRow {
+                            id: backend.id,
+                            fields: BackendFields::new(backend),
+                        })
+                }),
+            )?,
+            View::RevNat => map.serialize_entry(
+                "reverse_nat",
+                &Seq(|| {
+                    tables.reverse_nat.values().map(|entry| RevNatRow {
+                        id: entry.index,
+                        address: entry.address,
+                        port: entry.port,
+                    })
+                }),
+            )?,
+            View::SourceRanges => map.serialize_entry(
+                "source_ranges",
+                &Seq(|| {
+                    tables.source_ranges.values().flatten().map(|range| SourceRangeRow {
+                        id: range.rev_nat_index,
+                        range: format!("{}/{}", range.address, range.prefix_len),
+                    })
+                }),
+            )?,
         }
         map.end()
     }

@@ -83,8 +83,7 @@ pub fn rows(tables: &Tables) -> Vec<ListedService> {
 /// Whether a node port on one of the node's addresses also stands under the unspecified address.
 fn has_surrogate(tables: &Tables, frontend: &Frontend<'_>) -> bool {
     let flags = frontend.master.map_or(ServiceFlags(0), ServiceValue::flags);
-    let on_node =
-        matches!(flags.service_type(), ServiceType::NodePort | ServiceType::HostPort);
+    let on_node = matches!(flags.service_type(), ServiceType::NodePort | ServiceType::HostPort);
     if !on_node || frontend.key.address.is_unspecified() {
         return false;
     }
@@ -163,9 +162,7 @@ fn state(
     count: u16,
 ) -> &'static str {
     match backend.state {
-        BackendState::Active
-            if !selectable && format.quarantined == QuarantinedWord::OfSlot =>
-        {
+        BackendState::Active if !selectable && format.quarantined == QuarantinedWord::OfSlot => {
             "quarantined"
         }
         BackendState::Quarantined if format.quarantined == QuarantinedWord::Never => "active",
@@ -212,8 +209,7 @@ impl fmt::Display for BackendCell<'_> {
 pub fn table(tables: &Tables) -> TextTable {
     let behaviour = tables.releases.behaviour();
     let format = &behaviour.service_list;
-    let mut table =
-        TextTable::new(&["ID", "Frontend", "Service Type", "Backend"], true);
+    let mut table = TextTable::new(&["ID", "Frontend", "Service Type", "Backend"], true);
     for row in rows(tables) {
         table.cell(row.id);
         table.cell(row.frontend(behaviour.release));
