@@ -347,3 +347,199 @@ fn transport<P: Bytes + ?Sized>(
     details.payload_length = length - header_length;
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    extern crate std;
+
+    use std::vec::Vec;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// An IPv6 packet: the chain of headers from `next` on, and what the header says as length.
+    fn v6(next: u8, chain: &[u8]) -> Vec<u8> {
+        let length = u16::try_from(chain.len()).expect("short").to_be_bytes();
+        let mut packet = std::vec![0x60, 0x0a, 0xbc, 0xde, length[0], length[1], next, 64];
+        packet.extend([1; 16]);
+        packet.extend([2; 16]);
+        packet.extend(chain);
+        packet
+    }
+
+    fn v4(ihl: u8, total: u16, fragment: u16, protocol: u8, rest: &[u8]) -> Vec<u8> {
+        let [total_high, total_low] = total.to_be_bytes();
+        let [fragment_high, fragment_low] = fragment.to_be_bytes();
+        let mut packet = std::vec![0x40 | ihl, 0, total_high, total_low, 0x12, 0x34];
+        packet.extend([fragment_high, fragment_low, 64, protocol, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        packet.extend(rest);
+        packet
+    }
+
+    const UDP_HEADER: [u8; 8] = [0, 1, 0, 2, 0, 8, 0, 0];
+
+    fn details(packet: &[u8]) -> Result<Details, Malformed> {
+        let ip = Ip::find(packet, LinkLayer::None).expect("an IP header");
+        ip.details(packet, u32::try_from(packet.len()).expect("short"))
+    }
+
+    fn ethernet(ethertype: &[u8], packet: &[u8]) -> Vec<u8> {
+        let mut frame = std::vec![0; 12];
+        frame.extend(ethertype);
+        frame.extend(packet);
+        frame
+    }
+
+    #[test]
+    fn addresses_are_read_behind_any_link_layer() {
+        let packet = v4(5, 28, 0, UDP, &UDP_HEADER);
+        for (link, frame, offset) in [
+            (LinkLayer::None, packet.clone(), 0),
+            (LinkLayer::Ethernet, ethernet(&[8, 0], &packet), 14),
+            (LinkLayer::Ethernet, ethernet(&[0x81, 0, 0, 7, 8, 0], &packet), 18),
+            (LinkLayer::Ethernet, ethernet(&[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8, 8, 0], &packet), 22),
+        ] {
+            let ip = Ip::find(frame.as_slice(), link).expect("found");
+            assert_eq!(ip.offset, offset);
+            assert_eq!(ip.source(), Address::v4([10, 0, 0, 1]));
+            assert_eq!(ip.destination(), Address::v4([10, 0, 0, 2]));
+        }
+        let frame = ethernet(&[0x86, 0xdd], &v6(UDP, &UDP_HEADER));
+        let ip = Ip::find(frame.as_slice(), LinkLayer::Ethernet).expect("found");
+        assert_eq!(ip.source(), Address::v6([1; 16]));
+        assert_eq!(ip.destination(), Address::v6([2; 16]));
+    }
+
+    #[test]
+    fn what_is_not_ip_is_left_alone() {
+        let packet = v4(5, 28, 0, UDP, &UDP_HEADER);
+        // ARP; IPv6 by the Ethernet header, IPv4 by its own; three tags.
+        for ethertype in
+            [&[8, 6][..], &[0x86, 0xdd], &[0x81, 0, 0, 7, 0x81, 0, 0, 8, 0x81, 0, 0, 9, 8, 0]]
+        {
+            assert_eq!(
+                Ip::find(ethernet(ethertype, &packet).as_slice(), LinkLayer::Ethernet),
+                None
+            );
+        }
+        assert_eq!(Ip::find(&packet[..19], LinkLayer::None), None);
+        assert_eq!(Ip::find([].as_slice(), LinkLayer::None), None);
+    }
+
+    #[test]
+    fn every_kind_of_extension_header_is_walked() {
+        // In this order: hop-by-hop, routing, destination options (16 bytes), authentication
+        // (24 bytes), fragment (of a packet that is whole), mobility.
+        let mut chain = Vec::new();
+        chain.extend([ROUTING, 0, 0, 0, 0, 0, 0, 0]);
+        chain.extend([DESTINATION_OPTIONS, 0, 0, 0, 0, 0, 0, 0]);
+        chain.extend([AUTHENTICATION, 1, 1, 12, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+        chain.extend([FRAGMENT, 4]);
+        chain.extend([0; 22]);
+        chain.extend([MOBILITY, 0, 0, 0, 0, 0, 0x56, 0x78]);
+        chain.extend([UDP, 0, 0, 0, 0, 0, 0, 0]);
+        chain.extend(UDP_HEADER);
+        chain.extend([7; 3]);
+        let details = details(&v6(HOP_BY_HOP, &chain)).expect("well-formed");
+        assert_eq!(
+            details,
+            Details {
+                length: 40 + u32::try_from(chain.len()).expect("short"),
+                flow_label: 0xa_bcde,
+                payload_length: 3,
+                ip_id: 0x5678,
+                source_port: 1,
+                destination_port: 2,
+                flags: FLAG_PORTS,
+                protocol: UDP,
+                ..Details::default()
+            }
+        );
+    }
+
+    #[test]
+    fn later_fragments_have_no_ports() {
+        let first = details(&v4(5, 28, 0x2000, UDP, &UDP_HEADER)).expect("well-formed");
+        assert_eq!((first.flags, first.destination_port), (FLAG_FRAGMENT | FLAG_PORTS, 2));
+        let later = details(&v4(5, 28, 1, UDP, &UDP_HEADER)).expect("well-formed");
+        assert_eq!((later.flags, later.destination_port), (FLAG_FRAGMENT, 0));
+        assert_eq!(later.payload_length, 8);
+        // "Don't fragment" is no fragment.
+        let whole = details(&v4(5, 28, 0x4000, UDP, &UDP_HEADER)).expect("well-formed");
+        assert_eq!(whole.flags, FLAG_PORTS);
+
+        let fragment = |bits: [u8; 2]| {
+            let mut chain = std::vec![UDP, 0, bits[0], bits[1], 0, 0, 0, 9];
+            chain.extend(UDP_HEADER);
+            details(&v6(FRAGMENT, &chain)).expect("well-formed")
+        };
+        assert_eq!(fragment([0, 1]).flags, FLAG_FRAGMENT | FLAG_PORTS);
+        assert_eq!(fragment([0, 8]).flags, FLAG_FRAGMENT);
+        assert_eq!(fragment([0, 0]).flags, FLAG_PORTS);
+    }
+
+    #[test]
+    fn contradictions_are_named() {
+        let tcp = [0, 1, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 0x50, 2, 0, 0, 0, 0, 0, 0];
+        let mut short_tcp = tcp;
+        short_tcp[12] = 0x40;
+        let mut long_tcp = tcp;
+        long_tcp[12] = 0xf0;
+        let many: Vec<u8> =
+            [HOP_BY_HOP, 0, 0, 0, 0, 0, 0, 0].into_iter().cycle().take(9 * 8).collect();
+        for (packet, why) in [
+            (v4(4, 28, 0, UDP, &UDP_HEADER), Malformed::HeaderLength),
+            (v4(5, 29, 0, UDP, &UDP_HEADER), Malformed::TotalLength),
+            (v4(6, 20, 0, UDP, &UDP_HEADER), Malformed::TotalLength),
+            (v4(5, 27, 0, UDP, &UDP_HEADER), Malformed::TransportHeader),
+            (v4(5, 24, 0, TCP, &[0; 4]), Malformed::TransportHeader),
+            (v4(5, 40, 0, TCP, &short_tcp), Malformed::TransportHeader),
+            (v4(5, 40, 0, TCP, &long_tcp), Malformed::TransportHeader),
+            (v6(UDP, &[0; 7]), Malformed::TransportHeader),
+            (v6(HOP_BY_HOP, &[UDP, 0, 0, 0]), Malformed::ExtensionHeader),
+            (v6(HOP_BY_HOP, &[UDP, 9, 0, 0, 0, 0, 0, 0]), Malformed::ExtensionHeader),
+            (v6(HOP_BY_HOP, &many), Malformed::TooManyExtensionHeaders),
+        ] {
+            assert_eq!(details(&packet), Err(why), "{packet:x?}");
+        }
+        details(&v4(5, 40, 0, TCP, &tcp)).expect("the same without the fault");
+    }
+
+    #[test]
+    fn merged_packets_of_more_than_64_kib_have_the_length_that_is_there() {
+        let packet = v4(5, 0, 0, UDP, &UDP_HEADER);
+        assert_eq!(details(&packet).expect("well-formed").length, 28);
+    }
+
+    proptest! {
+        /// Whatever the bytes are: no panic, no overflow, and no length that is not there.
+        #[test]
+        fn no_input_is_believed(
+            bytes in proptest::collection::vec(any::<u8>(), 0..200),
+            is_ethernet in any::<bool>(),
+            family in prop_oneof![Just(0x45u8), Just(0x4f), Just(0x60), any::<u8>()],
+            next in prop_oneof![Just(0u8), Just(43), Just(44), Just(51), Just(60), any::<u8>()],
+        ) {
+            let mut bytes = bytes;
+            let link = if is_ethernet { LinkLayer::Ethernet } else { LinkLayer::None };
+            let start = if is_ethernet { 14 } else { 0 };
+            if let Some(first) = bytes.get_mut(start) {
+                *first = family;
+            }
+            if let Some(header) = bytes.get_mut(start + 6) {
+                *header = next;
+            }
+            if let (true, Some(ethertype)) = (is_ethernet, bytes.get_mut(12..14)) {
+                ethertype.copy_from_slice(if family >> 4 == 6 { &[0x86, 0xdd] } else { &[8, 0] });
+            }
+            let length = u32::try_from(bytes.len()).expect("short");
+            if let Some(ip) = Ip::find(bytes.as_slice(), link)
+                && let Ok(details) = ip.details(bytes.as_slice(), length)
+            {
+                prop_assert!(ip.offset + details.length <= length);
+                prop_assert!(details.payload_length <= details.length);
+            }
+        }
+    }
+}

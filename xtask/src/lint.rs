@@ -26,7 +26,7 @@ pub fn dependencies() -> Result<()> {
         command.current_dir(process::workspace()).args(arguments);
         command
     };
-    process::run(&mut check(&["check", "licenses", "bans", "sources"]))?;
+    process::run(&mut check(&["check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))?;
     match process::output(&mut check(&["fetch", "db"])) {
         Ok(_) => process::run(&mut check(&["check", "--disable-fetch", "advisories"])),
         Err(error) => {
