@@ -221,7 +221,8 @@ impl Lab {
         let record = Record {
             bpffs: state::bpffs(&name),
             name,
-            capture,
+            // For whoever reads it from another folder.
+            capture: capture.map(|path| std::path::absolute(&path).unwrap_or(path)),
             agent,
             netns: None,
             maker: Process::now(pid).unwrap_or(Process { pid, start: 0 }),

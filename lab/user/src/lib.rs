@@ -18,7 +18,7 @@
 
 pub mod bpf;
 pub mod capture;
-mod lab;
+pub mod lab;
 pub mod maps;
 pub mod netns;
 mod network;
@@ -33,5 +33,4 @@ pub use maps::{MapError, MapHandle};
 pub use netns::Ns;
 pub use network::NetworkError;
 pub use plan::PlanError;
-pub use signals::not_ignored;
 pub use state::{Agent, StateError};
