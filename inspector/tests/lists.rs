@@ -78,8 +78,10 @@ fn lb_list_prints_what_cilium_dbg_printed() {
             let arguments: Vec<&str> = ["lb", "list"].into_iter().chain(flag).collect();
             let ours = inspect(&lab, &arguments);
             let (ours, theirs) = (rows(stdout(&ours)), rows(&theirs));
-            let missing: Vec<_> = theirs.iter().filter(|row| ours.get(row.0) != Some(row.1)).collect();
-            let extra: Vec<_> = ours.iter().filter(|row| theirs.get(row.0) != Some(row.1)).collect();
+            let missing: Vec<_> =
+                theirs.iter().filter(|row| ours.get(row.0) != Some(row.1)).collect();
+            let extra: Vec<_> =
+                ours.iter().filter(|row| theirs.get(row.0) != Some(row.1)).collect();
             assert!(
                 missing.is_empty() && extra.is_empty(),
                 "{name} {file}: missing {missing:#?}, extra {extra:#?}"

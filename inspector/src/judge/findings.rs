@@ -11,7 +11,7 @@ use super::{
     programmed::{AGENT_TIMEOUT_S, Programmed, ProgrammedFrontend, TrafficPolicy},
 };
 use crate::{
-    cilium::{layout::MapKind, proto::Protocol, services::Scope},
+    cilium::{ipcache::Ipcache, layout::MapKind, proto::Protocol, services::Scope},
     evidence::{
         Evidence, VipQuery,
         tables::{Problem, Tables},
@@ -158,6 +158,9 @@ pub struct Finding {
     pub next: String,
 }
 
+/// Identities up to this one are the same on every cluster.
+const RESERVED_IDENTITIES: u32 = 255;
+
 /// Collects findings.
 struct Findings(Vec<Finding>);
 
@@ -251,9 +254,7 @@ fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, que
                  Service's VIP instead",
             )
         }
-    } else if let Some(entry) =
-        tables.ipcache.get(&address).filter(|entry| entry.identity.reserved_name() != Some("world"))
-    {
+    } else if let Some(entry) = tables.ipcache.get(&address).filter(|entry| !is_world(entry)) {
         let what = match entry.identity.reserved_name() {
             Some(name) => format!("known as {name}"),
             None => format!("a pod or host elsewhere (identity {})", entry.identity.0),
@@ -283,6 +284,12 @@ fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, que
         meaning,
         next,
     );
+}
+
+/// Whether the IP cache knows no more of an address than that it is outside of the cluster.
+fn is_world(entry: &Ipcache) -> bool {
+    entry.identity.reserved_name().is_none_or(|name| name.starts_with("world"))
+        && entry.identity.0 <= RESERVED_IDENTITIES
 }
 
 fn backends(

@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     cilium::{
-        backends::{Backend, BackendState},
+        backends::Backend,
         flags::{ServiceFlags, ServiceType},
         ipcache::Identity,
         proto::Protocol,
@@ -165,6 +165,7 @@ impl std::fmt::Display for Location {
             Self::Remote { node: None, identity: Some(identity) } => {
                 let identity = Identity(*identity);
                 match identity.reserved_name() {
+                    Some(name) if name.starts_with("world") => f.write_str("outside the cluster"),
                     Some(name) => write!(f, "elsewhere ({name})"),
                     None => write!(f, "elsewhere (identity {})", identity.0),
                 }
@@ -394,19 +395,10 @@ fn backend(
         address: found.map(|found| backend_address(found, tables.release())),
         state: found.map_or_else(
             || "backend is not there".to_owned(),
-            |found| slot_state(found, selectable, tables.release()).to_owned(),
+            |found| found.state.as_str().unwrap_or("unknown state").to_owned(),
         ),
         selectable,
         location: found.map_or(Location::Unknown, |found| locate(evidence, tables, found.address)),
-    }
-}
-
-/// State of a backend in a slot. From 1.18 a quarantined backend is told by its place behind the
-/// choosable ones: its own state stays active.
-fn slot_state(backend: &Backend, selectable: bool, release: Release) -> &'static str {
-    match backend.state {
-        BackendState::Active if !selectable && release >= Release::V1_18 => "quarantined",
-        state => state.as_str().unwrap_or("unknown state"),
     }
 }
 
