@@ -118,13 +118,20 @@ fn row(
     } else {
         found.sort_by_key(|(backend, _)| backend.id);
     }
+    // One entry of the backend map serves all frontends and holds the state that one of them
+    // gives it. Terminating backends are chosen only where there is no active one.
+    let any_active =
+        found.iter().any(|(backend, chosen)| *chosen && backend.state == BackendState::Active);
     let mut backends: Vec<ListedBackend> = found
         .into_iter()
         .map(|(backend, selectable)| ListedBackend {
             address: backend.address,
             port: backend.port,
             protocol: backend.protocol,
-            state: state(release, format, backend, selectable, count),
+            state: match backend.state {
+                BackendState::Terminating if selectable && any_active => "active",
+                _ => state(release, format, backend, selectable, count),
+            },
             proxy: false,
         })
         .collect();
