@@ -7,6 +7,7 @@ use std::{collections::BTreeMap, fmt::Write as _, net::IpAddr};
 
 use entries::{masked, significant};
 use inspector::cilium::{
+    backends::BackendState,
     conntrack::Conntrack,
     endpoints::Endpoint,
     entry::Entry,
@@ -15,8 +16,8 @@ use inspector::cilium::{
     layout::{self, Layout, LayoutError, MapKind},
     metrics::{Metric, file_name, reason_text},
     proto::Protocol,
-    release::{self, Release},
-    services::Service,
+    release::{self, LookupOrder, Qcount, Release, SlotFlags},
+    services::{Service, ServiceKey},
     snat::Snat,
 };
 use inspector_lab::{Capture, capture};
@@ -148,6 +149,57 @@ fn the_release_is_told_from_the_pins() {
         told += 1;
     }
     assert_eq!(told, 9);
+}
+
+/// What the table of behaviours says of the services maps, where the maps can tell.
+#[test]
+fn services_are_as_the_table_of_behaviours_says() {
+    let mut frontends = 0;
+    for (name, capture) in captures() {
+        // In the faults folders entries were removed by hand.
+        if name.contains("faults") {
+            continue;
+        }
+        let behaviour = release_of(&name).behaviour();
+        let maintenance: Vec<u32> = decoded!(&capture, Backends)
+            .filter(|backend| backend.state == BackendState::Maintenance)
+            .map(|backend| backend.id)
+            .collect();
+        let services: BTreeMap<_, _> =
+            decoded!(&capture, Services).map(|service| (service.key, service)).collect();
+        let mut slots: BTreeMap<_, u16> = BTreeMap::new();
+        let (mut wildcards, mut maintenance_slots) = (0, 0);
+        for (key, slot) in services.iter().filter(|(key, _)| !key.is_master()) {
+            let key = ServiceKey { slot: 0, ..*key };
+            let master = &services[&key];
+            *slots.entry(key).or_default() += 1;
+            let flags = match behaviour.slot_flags {
+                SlotFlags::Zero => ServiceFlags(0),
+                SlotFlags::CopyOfMaster => master.flags,
+                SlotFlags::Quarantined => unreachable!("no capture of 1.17"),
+            };
+            assert_eq!(slot.flags, flags, "{name}: {key:?}");
+            assert_eq!((slot.count, slot.qcount), (0, 0), "{name}: {key:?}");
+            maintenance_slots += usize::from(maintenance.contains(&slot.union));
+        }
+        for (key, master) in services.iter().filter(|(key, _)| key.is_master()) {
+            let slots = slots.get(key).copied().unwrap_or(0);
+            match behaviour.qcount {
+                Qcount::Padding => {
+                    assert!(master.qcount == 0 && master.count <= slots, "{name}: {key:?}");
+                }
+                Qcount::NotSelectable => {
+                    assert_eq!(master.count + master.qcount, slots, "{name}: {key:?}");
+                }
+            }
+            wildcards += usize::from(key.is_wildcard());
+            frontends += 1;
+        }
+        assert_eq!(wildcards > 0, behaviour.lookup == LookupOrder::ExactThenWildcard, "{name}");
+        assert!(!maintenance.is_empty(), "{name}");
+        assert_eq!(maintenance_slots > 0, behaviour.maintenance_slots, "{name}");
+    }
+    assert!(frontends > 11_000, "{frontends}");
 }
 
 /// Lines of a table that `cilium-dbg` printed, without its header, cells cut at runs of spaces.
