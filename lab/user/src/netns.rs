@@ -234,3 +234,20 @@ pub fn remove_all(name: &str) -> Result<(), StateError> {
     }
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_named_as_they_are_written() {
+        for place in [Ns::Node, Ns::Client, Ns::Vpn, Ns::Host60, Ns::Lan, Ns::Pod(1), Ns::Pod(12)] {
+            assert_eq!(place.to_string().parse(), Ok(place));
+            // `all` tells roles from the rest of a longer name by this.
+            assert!(!place.to_string().contains('-'));
+        }
+        for wrong in ["", "pod", "pod0", "pod-1", "pod300", "nodes", "a-node"] {
+            assert!(wrong.parse::<Ns>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -100,6 +100,11 @@ fn pumps() -> Vec<PathBuf> {
     pumps
 }
 
+/// The arguments of `exec` in the lab of the next test.
+fn exec<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["exec", "--name", "cli-all"], arguments].concat()
+}
+
 #[test]
 fn up_exec_down() {
     let (_up, record) = Up::new("cli-all", &["v1.21-tcx"]);
@@ -110,9 +115,6 @@ fn up_exec_down() {
     let bpffs = text("bpffs");
     assert!(Path::new(&bpffs).join("tc/globals/cilium_lb4_services_v2").exists());
 
-    fn exec<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
-        [&["exec", "--name", "cli-all"], arguments].concat()
-    }
     let links = succeeds(&exec(&["--", "ip", "-o", "link"]));
     assert!(links.contains("2: eno1@"), "{links}");
     assert!(links.contains("3: wg0: <POINTOPOINT,MULTICAST,NOARP,UP,LOWER_UP>"), "{links}");
@@ -188,7 +190,7 @@ fn the_agent_lives_while_a_command_runs() {
     succeeds(&["exec", "--name", "cli-dead", "--", "sleep", "1.5"]);
     let end = liveness(&alive);
     // At its start and twice more.
-    assert!(end - start > Duration::from_millis(1900), "{start:?} {end:?}");
+    assert!(end > start + Duration::from_millis(1900), "{start:?} {end:?}");
     assert_eq!(liveness(&dead), before.1);
 }
 
@@ -270,17 +272,14 @@ fn a_signal_in_the_middle_of_up_leaves_nothing() {
     for (index, delay) in [0, 1, 3, 6, 10, 20, 30, 50, 80, 120].into_iter().enumerate() {
         let signal = if index % 2 == 0 { Signal::SIGINT } else { Signal::SIGTERM };
         let delay = Duration::from_millis(delay);
-        match interrupted("cli-signal", signal, delay) {
-            Some(number) => {
-                assert_eq!(number, signal as i32);
-                ended += 1;
-                assert_eq!(traces("cli-signal"), [""; 0], "{signal} after {delay:?}");
-            }
+        if let Some(number) = interrupted("cli-signal", signal, delay) {
+            assert_eq!(number, signal as i32);
+            ended += 1;
+            assert_eq!(traces("cli-signal"), [""; 0], "{signal} after {delay:?}");
+        } else {
             // It was quicker than the signal: a lab that is up as it should be.
-            None => {
-                succeeds(&["exec", "--name", "cli-signal", "--", "true"]);
-                succeeds(&["down", "--name", "cli-signal"]);
-            }
+            succeeds(&["exec", "--name", "cli-signal", "--", "true"]);
+            succeeds(&["down", "--name", "cli-signal"]);
         }
     }
     assert!(ended >= 3, "only {ended} of 10 signals came in the middle");
