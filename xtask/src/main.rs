@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod dist;
+mod lab;
 mod lint;
 mod process;
 mod root;
@@ -31,6 +32,8 @@ enum Command {
     Lint,
     /// Set up, lint and run every test (needs root: uses sudo where it is not).
     Test,
+    /// Make, use and remove a node in network namespaces with captured maps (up, exec, down).
+    Lab(lab::Arguments),
     /// Build the one static binary that is copied to a node.
     Dist,
 }
@@ -40,6 +43,7 @@ fn main() -> ExitCode {
         Command::Setup => setup::run(),
         Command::Lint => lint::run(),
         Command::Test => test::run(),
+        Command::Lab(arguments) => lab::run(&arguments),
         Command::Dist => dist::run(),
     };
     match result {

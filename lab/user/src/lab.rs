@@ -352,6 +352,24 @@ impl Lab {
         Ok(netns::run_in(&namespace, || Ok::<_, StateError>(work()))?)
     }
 
+    /// Runs `work` on a thread whose view of the mounts has no bpffs but this lab's (other labs are
+    /// up at the same time), and in the network namespace of `place` if one is given. Commands
+    /// that `work` starts see the same: a search for bpffs finds this one.
+    ///
+    /// # Errors
+    /// [`LabError::NoSuchPlace`], [`LabError::State`].
+    pub fn run_alone<T: Send>(
+        &self,
+        place: Option<Ns>,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, LabError> {
+        let namespace = match place {
+            Some(place) => Some(state::open_file(&self.netns(place)?)?),
+            None => None,
+        };
+        Ok(netns::run_alone(namespace.as_ref(), self.bpffs(), work)?)
+    }
+
     /// Writes the present `CLOCK_MONOTONIC` as the agent's sign of life, as the agent does once a
     /// second. The L2 responder falls silent when it is older than 15 s.
     ///

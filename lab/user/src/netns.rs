@@ -180,6 +180,45 @@ pub fn run_in<T: Send, E: From<StateError> + Send>(
     })
 }
 
+/// Runs `work` on a thread of its own, in the namespace if one is given, and with a view of the
+/// mounts in which `keep` is the only bpffs.
+///
+/// # Errors
+/// [`StateError::Call`].
+pub fn run_alone<T: Send>(
+    namespace: Option<&OwnedFd>,
+    keep: &Path,
+    work: impl FnOnce() -> T + Send,
+) -> Result<T, StateError> {
+    in_thread(|| {
+        unshare(CloneFlags::CLONE_NEWNS)
+            .map_err(call("making a mount namespace for", "a thread"))?;
+        mount(NONE, "/", NONE, MsFlags::MS_PRIVATE | MsFlags::MS_REC, NONE)
+            .map_err(call("making mounts private below", "/"))?;
+        let mounts = "/proc/thread-self/mountinfo";
+        let text = fs::read_to_string(mounts).map_err(call("reading", mounts))?;
+        for other in bpffs_mounts(&text).filter(|path| path != keep) {
+            unmount(&other)?;
+        }
+        if let Some(namespace) = namespace {
+            setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET)
+                .map_err(call("entering", "a network namespace"))?;
+        }
+        Ok(work())
+    })
+}
+
+/// Where bpffs are mounted, from the content of a `mountinfo` (see `proc_pid_mountinfo(5)`).
+fn bpffs_mounts(mountinfo: &str) -> impl Iterator<Item = PathBuf> {
+    mountinfo.lines().filter_map(|line| {
+        let (mount, file_system) = line.split_once(" - ")?;
+        let is_bpf = file_system.split(' ').next() == Some("bpf");
+        // The kernel writes a space in a path as four characters. Neither Cilium's path nor a
+        // lab's has one, and such a mount would only be left in view.
+        mount.split(' ').nth(4).filter(|_| is_bpf).map(PathBuf::from)
+    })
+}
+
 /// Runs `work` on a new thread and waits for it; a panic there is one here.
 fn in_thread<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| match scope.spawn(work).join() {
@@ -233,4 +272,21 @@ pub fn remove_all(name: &str) -> Result<(), StateError> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_named_as_they_are_written() {
+        for place in [Ns::Node, Ns::Client, Ns::Vpn, Ns::Host60, Ns::Lan, Ns::Pod(1), Ns::Pod(12)] {
+            assert_eq!(place.to_string().parse(), Ok(place));
+            // `all` tells roles from the rest of a longer name by this.
+            assert!(!place.to_string().contains('-'));
+        }
+        for wrong in ["", "pod", "pod0", "pod-1", "pod300", "nodes", "a-node"] {
+            assert!(wrong.parse::<Ns>().is_err(), "{wrong}");
+        }
+    }
 }

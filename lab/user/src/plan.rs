@@ -611,3 +611,85 @@ fn parse_prefix(text: &str) -> Result<(IpAddr, u8), String> {
         Ok((address, length))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn route(line: &str) -> Route {
+        parse_route(line).expect("a route").expect("not the kernel's")
+    }
+
+    #[test]
+    fn routes_as_ip_prints_them() {
+        let pods =
+            route("10.77.1.0/24 via 10.77.1.72 dev cilium_host proto kernel src 10.77.1.72 ");
+        assert_eq!(pods.destination, Some(([10, 77, 1, 0].into(), 24)));
+        assert_eq!((pods.via, pods.source), (Some([10, 77, 1, 72].into()), pods.via));
+        assert_eq!(
+            (pods.table, pods.scope, pods.kernel, pods.v6),
+            (254, Scope::Global, true, false)
+        );
+
+        let router = route("10.77.1.72 dev cilium_host proto kernel scope link ");
+        assert_eq!(
+            (router.destination, router.scope),
+            (Some(([10, 77, 1, 72].into(), 32)), Scope::Link)
+        );
+
+        // The two differ in nothing but the words for IPv6.
+        let proxy = route("local default dev lo table 2004 proto kernel scope host ");
+        assert_eq!(
+            (proxy.local, proxy.table, proxy.scope, proxy.v6),
+            (true, 2004, Scope::Host, false)
+        );
+        let proxy = route("local default dev lo table 2004 proto kernel metric 1024 pref medium");
+        assert_eq!((proxy.local, proxy.table, proxy.metric, proxy.v6), (true, 2004, 1024, true));
+
+        for kernels in [
+            "local 10.90.0.1 dev wg0 table local proto kernel scope host src 10.90.0.1 ",
+            "broadcast 10.90.0.255 dev wg0 table local proto kernel scope link src 10.90.0.1 ",
+            "anycast fe80:: dev eno1 table local proto kernel metric 0 pref medium",
+            "multicast ff00::/8 dev eno1 table local proto kernel metric 256 pref medium",
+        ] {
+            assert_eq!(parse_route(kernels), Ok(None), "{kernels}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_route_is_named() {
+        let text = "default via 192.168.2.1 dev eno1 \n10.0.0.0/8 dev eno1 colour blue\n";
+        assert_eq!(
+            parse_routes("ip-route.txt", text).expect_err("an unknown word").to_string(),
+            "ip-route.txt:2: unknown word `colour`: `10.0.0.0/8 dev eno1 colour blue`"
+        );
+        for (line, problem) in [
+            ("local", "ends before the destination"),
+            ("10.0.0.0/33 dev eno1", "`10.0.0.0/33` has too long a prefix"),
+            ("nonsense dev eno1", "`nonsense` makes no sense"),
+            ("default via 10.0.0.1", "has no device"),
+            ("default dev eno1 via", "`via` has no value"),
+            ("default dev eno1 scope site", "unknown scope site"),
+        ] {
+            assert_eq!(parse_route(line), Err(problem.to_owned()), "{line}");
+        }
+    }
+
+    #[test]
+    fn rules_as_ip_prints_them() {
+        let text = "9:\tfrom all fwmark 0x200/0xf00 lookup 2004\n100:\tfrom all lookup local\n";
+        assert_eq!(
+            parse_rules("ip-rule.txt", text).expect("rules"),
+            [
+                Rule { priority: 9, mark: Some((0x200, 0xf00)), table: 2004 },
+                Rule { priority: 100, mark: None, table: 255 },
+            ]
+        );
+        assert_eq!(
+            parse_rules("ip-rule.txt", "9:\tfrom 10.0.0.1 lookup main")
+                .expect_err("a source")
+                .to_string(),
+            "ip-rule.txt:1: unknown words `from 10.0.0.1`: `9:\tfrom 10.0.0.1 lookup main`"
+        );
+    }
+}

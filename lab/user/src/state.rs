@@ -38,6 +38,9 @@ const NETNS_MARK: &str = "/run/inspector-lab/.netns-mounted";
 /// How long a process is given to end after SIGTERM.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// How long an owner may take to end after its lab is up.
+const LEAVING: Duration = Duration::from_millis(300);
+
 /// Why a lab could not be made, found or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
@@ -282,6 +285,20 @@ impl Lock {
             Err((_, errno)) => Err(call("locking", path.display())(errno)),
         }
     }
+
+    /// As [`Lock::take`], for an owner that is just about to leave the lab to others: the line that
+    /// `up` prints is read a moment before `up` ends.
+    fn wait(name: &str) -> Result<Self, StateError> {
+        let start = Instant::now();
+        loop {
+            match Self::take(name) {
+                Err(StateError::Owned { .. }) if start.elapsed() < LEAVING => {
+                    thread::sleep(Duration::from_millis(5));
+                }
+                result => return result,
+            }
+        }
+    }
 }
 
 /// Makes the folder of the lab `name` and takes its lock.
@@ -333,7 +350,7 @@ pub fn down(name: &str) -> Result<(), StateError> {
     if !folder(name).exists() {
         return Err(StateError::NotUp { name: name.to_owned() });
     }
-    let _lock = Lock::take(name)?;
+    let _lock = Lock::wait(name)?;
     let ours = ancestors();
     if netns::processes_in(name)?.iter().any(|process| ours.contains(&process.pid)) {
         return Err(StateError::Inside { name: name.to_owned() });

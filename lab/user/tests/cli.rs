@@ -45,12 +45,17 @@ fn succeeds(arguments: &[&str]) -> String {
     String::from_utf8(output.stdout).expect("text")
 }
 
+/// A name that no other run of these tests has at the same time.
+fn name(of: &str) -> String {
+    format!("{of}-{}", std::process::id())
+}
+
 /// A lab that goes away with the test, whatever happens.
-struct Up(&'static str);
+struct Up(String);
 
 impl Up {
-    fn new(name: &'static str, arguments: &[&str]) -> (Self, Value) {
-        let up = Self(name);
+    fn new(name: &str, arguments: &[&str]) -> (Self, Value) {
+        let up = Self(name.to_owned());
         let line = succeeds(&[&["up", "--name", name], arguments].concat());
         assert_eq!(line.lines().count(), 1, "{line}");
         (up, serde_json::from_str(&line).expect("JSON"))
@@ -60,7 +65,7 @@ impl Up {
 impl Drop for Up {
     fn drop(&mut self) {
         // A test that has taken it down itself finds nothing left here.
-        run(&["down", "--name", self.0]);
+        run(&["down", "--name", &self.0]);
     }
 }
 
@@ -100,65 +105,74 @@ fn pumps() -> Vec<PathBuf> {
     pumps
 }
 
+/// The arguments of `exec` in the lab `name`.
+fn exec<'a>(name: &'a str, arguments: &[&'a str]) -> Vec<&'a str> {
+    [&["exec", "--name", name], arguments].concat()
+}
+
 #[test]
 fn up_exec_down() {
-    let (_up, record) = Up::new("cli-all", &["v1.21-tcx"]);
+    let name = &name("cli-all");
+    let (_up, record) = Up::new(name, &["v1.21-tcx"]);
     let text =
         |field: &str| record[field].as_str().unwrap_or_else(|| panic!("{record}")).to_owned();
-    assert_eq!(text("name"), "cli-all");
-    assert_eq!(text("netns"), "/run/netns/ilab-cli-all-node");
+    assert_eq!(text("name"), *name);
+    assert_eq!(text("netns"), format!("/run/netns/ilab-{name}-node"));
     let bpffs = text("bpffs");
     assert!(Path::new(&bpffs).join("tc/globals/cilium_lb4_services_v2").exists());
 
-    fn exec<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
-        [&["exec", "--name", "cli-all"], arguments].concat()
-    }
-    let links = succeeds(&exec(&["--", "ip", "-o", "link"]));
+    let links = succeeds(&exec(name, &["--", "ip", "-o", "link"]));
     assert!(links.contains("2: eno1@"), "{links}");
     assert!(links.contains("3: wg0: <POINTOPOINT,MULTICAST,NOARP,UP,LOWER_UP>"), "{links}");
     let address =
-        succeeds(&exec(&["--in", "client", "--", "ip", "-o", "-4", "addr", "show", "eth0"]));
+        succeeds(&exec(name, &["--in", "client", "--", "ip", "-o", "-4", "addr", "show", "eth0"]));
     assert!(address.contains("192.168.2.50/24"), "{address}");
     // The bpffs is seen, and named, where the command runs.
     let script =
         "ls \"$INSPECT_BPFFS/tc/globals\"; grep -c \" $INSPECT_BPFFS \" /proc/self/mountinfo";
-    let seen = succeeds(&exec(&["--", "sh", "-c", script]));
+    let seen = succeeds(&exec(name, &["--", "sh", "-c", script]));
     assert!(seen.contains("cilium_lb4_services_v2\n"), "{seen}");
     assert!(seen.ends_with("\n1\n"), "{seen}");
 
-    let error = fails(&["up", "--name", "cli-all"], 2);
+    let error = fails(&["up", "--name", name], 2);
     assert_eq!(
         error,
-        "error: a lab named cli-all is up already; choose another name, or remove it with `down \
-         --name cli-all`\n"
+        format!(
+            "error: a lab named {name} is up already; choose another name, or remove it with \
+             `down --name {name}`
+"
+        )
     );
-    assert_eq!(succeeds(&["down", "--name", "cli-all"]), "");
-    assert_eq!(traces("cli-all"), [""; 0]);
-    let error = fails(&["down", "--name", "cli-all"], 2);
-    assert_eq!(error, "error: no lab named cli-all is up\n");
-    let error = fails(&exec(&["--", "true"]), 2);
-    assert_eq!(error, "error: no lab named cli-all is up\n");
+    assert_eq!(succeeds(&["down", "--name", name]), "");
+    assert_eq!(traces(name), [""; 0]);
+    let error = fails(&["down", "--name", name], 2);
+    assert_eq!(error, format!("error: no lab named {name} is up\n"));
+    let error = fails(&exec(name, &["--", "true"]), 2);
+    assert_eq!(error, format!("error: no lab named {name} is up\n"));
 }
 
 #[test]
 fn exec_ends_as_its_command_ends() {
-    let (_up, _) = Up::new("cli-status", &["services-10k", "--no-network"]);
-    let shell =
-        |script: &str| run(&["exec", "--name", "cli-status", "--", "sh", "-c", script]).status;
+    let name = &name("cli-status");
+    let (_up, _) = Up::new(name, &["services-10k", "--no-network"]);
+    let shell = |script: &str| run(&["exec", "--name", name, "--", "sh", "-c", script]).status;
     assert_eq!(shell("exit 0").code(), Some(0));
     assert_eq!(shell("exit 37").code(), Some(37));
     assert_eq!(shell("kill -TERM $$").signal(), Some(libc::SIGTERM));
     assert_eq!(shell("kill -KILL $$").signal(), Some(libc::SIGKILL));
-    let error = fails(&["exec", "--name", "cli-status", "--", "/no/such/program"], 127);
+    let error = fails(&["exec", "--name", name, "--", "/no/such/program"], 127);
     assert_eq!(
         error,
         "error: cannot run /no/such/program: No such file or directory (os error 2)\n"
     );
-    let error = fails(&["exec", "--name", "cli-status", "--in", "client", "--", "true"], 2);
-    assert_eq!(error, "error: the lab cli-status has no client: it was made without a network\n");
+    let error = fails(&["exec", "--name", name, "--in", "client", "--", "true"], 2);
+    assert_eq!(
+        error,
+        format!("error: the lab {name} has no client: it was made without a network\n")
+    );
 
     // A signal from outside reaches the command, which decides what comes of it.
-    let mut child = lab(&["exec", "--name", "cli-status", "--", "sh", "-c"])
+    let mut child = lab(&["exec", "--name", name, "--", "sh", "-c"])
         .arg("trap 'exit 9' TERM; echo ready; while :; do sleep 0.01; done")
         .stdout(Stdio::piped())
         .spawn()
@@ -177,25 +191,26 @@ fn the_agent_lives_while_a_command_runs() {
         let value = map.lookup(&1u32.to_ne_bytes()).expect("a look-up").expect("an entry");
         Duration::from_nanos(u64::from_ne_bytes(value.try_into().expect("8 bytes")))
     };
-    let (_up, alive) = Up::new("cli-alive", &["--no-network"]);
-    let (_up, dead) = Up::new("cli-dead", &["--no-network", "--agent", "dead"]);
+    let (living, lying) = (&name("cli-alive"), &name("cli-dead"));
+    let (_up, alive) = Up::new(living, &["--no-network"]);
+    let (_up, dead) = Up::new(lying, &["--no-network", "--agent", "dead"]);
     let before = (liveness(&alive), liveness(&dead));
     thread::sleep(Duration::from_millis(100));
-    succeeds(&["exec", "--name", "cli-alive", "--", "true"]);
+    succeeds(&["exec", "--name", living, "--", "true"]);
     let start = liveness(&alive);
     assert!(start > before.0);
-    succeeds(&["exec", "--name", "cli-alive", "--", "sleep", "2.5"]);
-    succeeds(&["exec", "--name", "cli-dead", "--", "sleep", "1.5"]);
+    succeeds(&["exec", "--name", living, "--", "sleep", "2.5"]);
+    succeeds(&["exec", "--name", lying, "--", "sleep", "1.5"]);
     let end = liveness(&alive);
     // At its start and twice more.
-    assert!(end - start > Duration::from_millis(1900), "{start:?} {end:?}");
+    assert!(end > start + Duration::from_millis(1900), "{start:?} {end:?}");
     assert_eq!(liveness(&dead), before.1);
 }
 
 #[test]
 fn one_state_of_a_faults_folder_over_a_whole_capture() {
     let arguments = ["v1.18-faults/01-backend-missing", "--over", "v1.18-tcx", "--no-network"];
-    let (_up, record) = Up::new("cli-fault", &arguments);
+    let (_up, record) = Up::new(&name("cli-fault"), &arguments);
     let bpffs = Path::new(record["bpffs"].as_str().expect("a path"));
     let entries = |name: &str| {
         let map = MapHandle::open(&maps::globals(bpffs).join(name)).expect("the map");
@@ -215,13 +230,14 @@ fn one_state_of_a_faults_folder_over_a_whole_capture() {
 
 #[test]
 fn what_is_wrong_is_said_in_one_sentence() {
-    let error = fails(&["up", "no/such/capture", "--name", "cli-wrong"], 2);
+    let name = &name("cli-wrong");
+    let error = fails(&["up", "no/such/capture", "--name", name], 2);
     assert_eq!(
         error,
         "error: no/such/capture: no such capture: give a folder that holds maps/NAME.hex or \
          NAME.hex files, or FOLDER/PREFIX for one state of a faults folder\n"
     );
-    let error = fails(&["up", "v1.18-faults", "--name", "cli-wrong"], 2);
+    let error = fails(&["up", "v1.18-faults", "--name", name], 2);
     assert!(
         error.contains("; it is a folder of 4 states, open one: ")
             && error.ends_with("lab/captures/v1.18-faults/00-baseline\n"),
@@ -229,7 +245,7 @@ fn what_is_wrong_is_said_in_one_sentence() {
     );
     let error = fails(&["up", "--name", "Cli/wrong"], 2);
     assert!(error.starts_with("error: `Cli/wrong` cannot be the name of a lab: "), "{error}");
-    assert_eq!(traces("cli-wrong"), [""; 0]);
+    assert_eq!(traces(name), [""; 0]);
 
     // A copy where anyone may run it.
     let folder = tempfile::tempdir().expect("a folder");
@@ -266,21 +282,19 @@ fn interrupted(name: &str, signal: Signal, delay: Duration) -> Option<i32> {
 
 #[test]
 fn a_signal_in_the_middle_of_up_leaves_nothing() {
+    let name = &name("cli-signal");
     let mut ended = 0;
     for (index, delay) in [0, 1, 3, 6, 10, 20, 30, 50, 80, 120].into_iter().enumerate() {
         let signal = if index % 2 == 0 { Signal::SIGINT } else { Signal::SIGTERM };
         let delay = Duration::from_millis(delay);
-        match interrupted("cli-signal", signal, delay) {
-            Some(number) => {
-                assert_eq!(number, signal as i32);
-                ended += 1;
-                assert_eq!(traces("cli-signal"), [""; 0], "{signal} after {delay:?}");
-            }
+        if let Some(number) = interrupted(name, signal, delay) {
+            assert_eq!(number, signal as i32);
+            ended += 1;
+            assert_eq!(traces(name), [""; 0], "{signal} after {delay:?}");
+        } else {
             // It was quicker than the signal: a lab that is up as it should be.
-            None => {
-                succeeds(&["exec", "--name", "cli-signal", "--", "true"]);
-                succeeds(&["down", "--name", "cli-signal"]);
-            }
+            succeeds(&["exec", "--name", name, "--", "true"]);
+            succeeds(&["down", "--name", name]);
         }
     }
     assert!(ended >= 3, "only {ended} of 10 signals came in the middle");
@@ -288,24 +302,25 @@ fn a_signal_in_the_middle_of_up_leaves_nothing() {
 
 #[test]
 fn what_a_killed_up_leaves_can_be_removed() {
+    let name = &name("cli-killed");
     let mut half_made = 0;
     for delay in [0, 2, 5, 10, 20, 30, 50, 80] {
         let delay = Duration::from_millis(delay);
-        let killed = interrupted("cli-killed", Signal::SIGKILL, delay).is_some();
-        half_made += u32::from(killed && !traces("cli-killed").is_empty());
+        let killed = interrupted(name, Signal::SIGKILL, delay).is_some();
+        half_made += u32::from(killed && !traces(name).is_empty());
         if killed {
-            let error = fails(&["exec", "--name", "cli-killed", "--", "true"], 2);
-            let half = "error: the lab cli-killed is not complete: ";
-            let none = "error: no lab named cli-killed is up\n";
-            assert!(error.starts_with(half) || error == none, "{error}");
+            let error = fails(&["exec", "--name", name, "--", "true"], 2);
+            let half = format!("error: the lab {name} is not complete: ");
+            let none = format!("error: no lab named {name} is up\n");
+            assert!(error.starts_with(&half) || error == none, "{error}");
         }
         let namespaces: Vec<PathBuf> = ["node", "vpn"]
             .iter()
-            .filter_map(|role| fs::metadata(format!("/run/netns/ilab-cli-killed-{role}")).ok())
+            .filter_map(|role| fs::metadata(format!("/run/netns/ilab-{name}-{role}")).ok())
             .map(|meta| format!("net:[{}]", std::os::unix::fs::MetadataExt::ino(&meta)).into())
             .collect();
-        succeeds(&["down", "--name", "cli-killed"]);
-        assert_eq!(traces("cli-killed"), [""; 0], "killed after {delay:?}");
+        succeeds(&["down", "--name", name]);
+        assert_eq!(traces(name), [""; 0], "killed after {delay:?}");
         assert!(!pumps().iter().any(|pump| namespaces.contains(pump)), "killed after {delay:?}");
     }
     assert!(half_made >= 2, "only {half_made} of 8 were killed in the middle");

@@ -239,36 +239,39 @@ fn a_lab_that_cannot_be_made_leaves_nothing() {
     // LPM tries refuse to be made without BPF_F_NO_PREALLOC.
     let text = "# type=11 id=1 key=12 value=1 max=16 flags=0x0 name=trie\n# entries=0\n";
     fs::write(folder.path().join("trie.hex"), text).expect("a file");
-    let error =
-        Lab::builder().capture(folder.path()).name("cannot-be-made").up().expect_err("EINVAL");
+    let name = format!("cannot-be-{}", std::process::id());
+    let error = Lab::builder().capture(folder.path()).name(&name).up().expect_err("EINVAL");
     assert_eq!(
         error.to_string(),
         "cannot create the map trie (lpm_trie, key 12 and value 1 bytes, max 16, flags 0x0): \
          Invalid argument (os error 22)"
     );
-    assert!(!Path::new("/run/inspector-lab/cannot-be-made").exists());
+    assert!(!Path::new("/run/inspector-lab").join(name).exists());
 }
 
 #[test]
 fn a_name_is_taken_once() {
-    let lab = Lab::builder().name("taken-once").up().expect("a lab");
-    let error = Lab::builder().name("taken-once").up().expect_err("in use");
-    assert_eq!(
-        error.to_string(),
-        "a lab named taken-once is up already; choose another name, or remove it with `down \
-         --name taken-once`"
-    );
-    let error = inspector_lab::state::down("taken-once").expect_err("owned");
+    let name = &format!("taken-{}", std::process::id());
+    let lab = Lab::builder().name(name).up().expect("a lab");
+    let error = Lab::builder().name(name).up().expect_err("in use");
     assert_eq!(
         error.to_string(),
         format!(
-            "the lab taken-once belongs to a running process (process {}); end that instead",
+            "a lab named {name} is up already; choose another name, or remove it with `down --name \
+             {name}`"
+        )
+    );
+    let error = inspector_lab::state::down(name).expect_err("owned");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "the lab {name} belongs to a running process (process {}); end that instead",
             std::process::id()
         )
     );
     assert!(lab.bpffs().exists());
     drop(lab);
-    Lab::builder().name("taken-once").up().expect("free again");
+    Lab::builder().name(name).up().expect("free again");
     let error = Lab::builder().name("Not/good").up().expect_err("a bad name");
     assert!(error.to_string().starts_with("`Not/good` cannot be the name of a lab"), "{error}");
 }

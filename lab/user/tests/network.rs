@@ -268,3 +268,33 @@ fn pumps_of(lab: &Lab) -> Vec<i32> {
         })
         .collect()
 }
+
+/// Mounts of bpffs that a command sees.
+fn bpffs_seen() -> Vec<String> {
+    let output = Command::new("cat").arg("/proc/self/mountinfo").output().expect("cat");
+    let text = String::from_utf8(output.stdout).expect("text");
+    let bpffs = text.lines().filter(|line| line.contains(" - bpf "));
+    bpffs.map(|line| line.split(' ').nth(4).expect("a path").to_owned()).collect()
+}
+
+#[test]
+fn a_command_can_see_one_bpffs_alone() {
+    let none: [&str; 0] = [];
+    let first = Lab::builder().project("v1.21-tcx").only(none).up().expect("a lab");
+    let second = network("v1.21-tcx");
+    let path = |lab: &Lab| lab.bpffs().to_str().expect("a path").to_owned();
+    let all = bpffs_seen();
+    assert!(all.contains(&path(&first)) && all.contains(&path(&second)), "{all:?}");
+
+    assert_eq!(first.run_alone(None, bpffs_seen).expect("a view"), [path(&first)]);
+    let (seen, links) = second
+        .run_alone(Some(Ns::Node), || {
+            (bpffs_seen(), Command::new("ip").arg("link").output().expect("ip").stdout)
+        })
+        .expect("a view");
+    assert_eq!(seen, [path(&second)]);
+    assert!(String::from_utf8_lossy(&links).contains("2: eno1@"));
+    // Only that view has changed.
+    let after = bpffs_seen();
+    assert!(after.contains(&path(&first)) && after.contains(&path(&second)), "{after:?}");
+}
