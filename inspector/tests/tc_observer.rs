@@ -3,9 +3,10 @@
 
 mod net;
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -333,6 +334,45 @@ fn it_is_first_lets_packets_go_on_and_is_gone_when_dropped() {
         assert!(panicked.is_err());
         assert_eq!(attached(), []);
     });
+}
+
+/// This test is its own victim: in the process that it starts, it attaches and waits for the end.
+#[test]
+fn a_killed_process_leaves_nothing_attached() {
+    const NAME: &str = "a_killed_process_leaves_nothing_attached";
+    const ROLE: &str = "INSPECTOR_TEST_VICTIM";
+    const READY: &str = "the observer is attached";
+    if std::env::var_os(ROLE).is_some() {
+        let mut observer = watching();
+        observer.attach(DEVICE).expect("attach");
+        println!("{READY}");
+        std::thread::sleep(Duration::from_mins(1));
+        panic!("nobody ended this process");
+    }
+
+    let (node, _client) = node_and_client();
+    for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGINT] {
+        // A process is in the network namespace of the thread that starts it.
+        node.run(|| {
+            let mut victim = std::process::Command::new(std::env::current_exe().expect("self"))
+                .args(["--exact", NAME, "--nocapture"])
+                .env(ROLE, "1")
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .expect("start this test once more");
+            let stdout = BufReader::new(victim.stdout.take().expect("piped"));
+            let is_ready = stdout.lines().map_while(Result::ok).any(|line| line.contains(READY));
+            let before = attached().len();
+            let pid = i32::try_from(victim.id()).expect("a process id");
+            // SAFETY: no pointers are involved; the process is our child, not yet waited for.
+            assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+            let status = victim.wait().expect("wait");
+            assert!(is_ready, "the victim did not attach: {status}");
+            assert_eq!(before, 1);
+            assert_eq!(status.signal(), Some(signal), "{status}");
+            assert_eq!(attached(), [], "after signal {signal}");
+        });
+    }
 }
 
 #[test]
