@@ -28,3 +28,38 @@ pub enum DecodeError {
         expected: &'static str,
     },
 }
+
+/// A typed entry that has no place in the map it is to be written for.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// The entry is of the other IP family.
+    #[error("{map}: {address} is of the other IP family")]
+    Family {
+        /// Name of the map.
+        map: &'static str,
+        /// The entry's address.
+        address: std::net::IpAddr,
+    },
+    /// A field does not fit into the bytes that this layout has for it.
+    #[error("{map}: {field} is {found}, {expected}")]
+    Field {
+        /// Name of the map.
+        map: &'static str,
+        /// Name of the field.
+        field: &'static str,
+        /// What was to be written.
+        found: u64,
+        /// What would fit, as a clause: "at most 65535 in this layout".
+        expected: &'static str,
+    },
+    /// The entry is of another kind than the map.
+    #[error("{map}: holds {expected:?}, not {found:?}")]
+    Kind {
+        /// Name of the map.
+        map: &'static str,
+        /// The kind of the map.
+        expected: super::layout::MapKind,
+        /// The kind of the entry.
+        found: super::layout::MapKind,
+    },
+}

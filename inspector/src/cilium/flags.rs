@@ -1,9 +1,15 @@
 //! The 16 flag bits of a service entry, and the words that `cilium-dbg bpf lb list` has for them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
+use super::release::Release;
+
 /// Flag bits of a service entry: `flags` is bits 0 to 7, `flags2` bits 8 to 15.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct ServiceFlags(pub u16);
 
@@ -120,5 +126,127 @@ impl ServiceFlags {
     #[must_use]
     pub fn source_range_denies(self) -> bool {
         self.source_range() && self.quarantined_or_deny()
+    }
+}
+
+impl ServiceFlags {
+    /// The bits that `release` gives a meaning to.
+    #[must_use]
+    pub fn known(release: Release) -> Self {
+        let mut known = 0x01ff;
+        for (since, bits) in [
+            (Release::V1_12, Self::NAT_46X64 | Self::L7),
+            (Release::V1_13, Self::LOOPBACK_OR_DELEGATE),
+            (Release::V1_13_90, Self::INT_LOCAL | Self::TWO_SCOPES),
+            (Release::V1_17, Self::QUARANTINED_OR_DENY | Self::DSR),
+        ] {
+            if release >= since {
+                known |= bits;
+            }
+        }
+        Self(known)
+    }
+
+    /// The bits that are set although `release` gives them no meaning.
+    #[must_use]
+    pub fn unknown(self, release: Release) -> Self {
+        Self(self.0 & !Self::known(release).0)
+    }
+
+    /// The words that `cilium-dbg bpf lb list` of `release` prints for the flags of a master entry,
+    /// without the brackets: `LoadBalancer, Local, two-scopes`.
+    #[must_use]
+    pub fn text(self, release: Release) -> FlagsText {
+        FlagsText { flags: self, release }
+    }
+}
+
+/// The words for flags, see [`ServiceFlags::text`].
+#[derive(Debug, Clone, Copy)]
+pub struct FlagsText {
+    flags: ServiceFlags,
+    release: Release,
+}
+
+impl fmt::Display for FlagsText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flags = ServiceFlags(self.flags.0 & ServiceFlags::known(self.release).0);
+        let host_port = flags.service_type() == ServiceType::HostPort;
+        // Up to 1.17 the bit has one meaning whatever the type.
+        let loopback = host_port || self.release < Release::V1_18;
+        f.write_str(flags.service_type().as_str())?;
+        for (set, word) in [
+            (flags.ext_local(), "Local"),
+            (flags.int_local(), "InternalLocal"),
+            (flags.two_scopes(), "two-scopes"),
+            (flags.affinity(), "sessionAffinity"),
+            (!flags.routable(), "non-routable"),
+            (flags.source_range(), "check source-range"),
+            (flags.source_range_denies(), "deny"),
+            (flags.nat_46x64(), "46x64"),
+            (flags.l7(), "l7-load-balancer"),
+            (flags.loopback_or_delegate() && loopback, "loopback"),
+            (flags.loopback_or_delegate() && !loopback, "delegate-if-local"),
+            (flags.quarantined_or_deny() && !flags.source_range(), "quarantined"),
+            (flags.dsr(), "dsr"),
+        ] {
+            if set {
+                write!(f, ", {word}")?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_their_order() {
+        for (flags, text) in [
+            // From the captures of 1.18 and 1.21.
+            ([0x60, 0x00], "LoadBalancer"),
+            ([0x64, 0x20], "LoadBalancer, Local, two-scopes"),
+            ([0x64, 0x10], "LoadBalancer, Local, InternalLocal"),
+            ([0x42, 0x00], "NodePort"),
+            ([0x02, 0x00], "NodePort, non-routable"),
+            ([0x06, 0x20], "NodePort, Local, two-scopes, non-routable"),
+            ([0x00, 0x00], "ClusterIP, non-routable"),
+            ([0x10, 0x00], "ClusterIP, sessionAffinity, non-routable"),
+            ([0x60, 0x04], "LoadBalancer, l7-load-balancer"),
+            ([0xe0, 0x00], "LoadBalancer, check source-range"),
+            ([0xe0, 0x40], "LoadBalancer, check source-range, deny"),
+            ([0x08, 0x08], "HostPort, non-routable, loopback"),
+            ([0x41, 0x00], "ExternalIPs"),
+            // Not in the captures.
+            ([0x60, 0x08], "LoadBalancer, delegate-if-local"),
+            ([0x60, 0x40], "LoadBalancer, quarantined"),
+            ([0x60, 0x80], "LoadBalancer, dsr"),
+            (
+                [0xff, 0xff],
+                "ExternalIPs, Local, InternalLocal, two-scopes, sessionAffinity, \
+              check source-range, deny, 46x64, l7-load-balancer, delegate-if-local, dsr",
+            ),
+        ] {
+            let flags = ServiceFlags::from_bytes(flags[0], flags[1]);
+            assert_eq!(flags.text(Release::V1_18).to_string(), text, "{flags:?}");
+            assert_eq!(flags.unknown(Release::V1_18), ServiceFlags(0), "{flags:?}");
+        }
+    }
+
+    #[test]
+    fn older_releases_lack_the_newer_words() {
+        let all = ServiceFlags(0xffff);
+        assert_eq!(
+            all.text(Release::V1_10).to_string(),
+            "ExternalIPs, Local, sessionAffinity, check source-range"
+        );
+        assert_eq!(all.unknown(Release::V1_10), ServiceFlags(0xfe00));
+        assert_eq!(all.unknown(Release::V1_12), ServiceFlags(0xf800));
+        assert_eq!(all.unknown(Release::V1_13), ServiceFlags(0xf000));
+        assert_eq!(all.unknown(Release::V1_16), ServiceFlags(0xc000));
+        let delegate = ServiceFlags(0x0860);
+        assert_eq!(delegate.text(Release::V1_17).to_string(), "LoadBalancer, loopback");
     }
 }

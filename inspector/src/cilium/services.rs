@@ -11,8 +11,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 use super::{
     error::DecodeError,
     flags::ServiceFlags,
+    layout::{Family, Layout},
     order::{HostU16, HostU32, NetU16},
     proto::Protocol,
+    raw,
 };
 
 /// Key of `cilium_lb4_services_v2`, 12 bytes.
@@ -240,5 +242,66 @@ impl ServiceKey {
     #[must_use]
     pub fn is_wildcard(&self) -> bool {
         self.slot == 0 && self.port == 0 && self.protocol == Protocol::ANY
+    }
+}
+
+/// An entry of the services maps: key and value together, without regard to the family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Service {
+    /// The key.
+    #[serde(flatten)]
+    pub key: ServiceKey,
+    /// Slots: backend id. Master: what [`ServiceValue::affinity_timeout_s`],
+    /// [`ServiceValue::algorithm`] and [`ServiceValue::l7_proxy_port`] make of it.
+    pub union: u32,
+    /// Master: number of selectable backends.
+    pub count: u16,
+    /// Master, 1.17+: number of backends behind `count` that are not selectable.
+    pub qcount: u16,
+    /// Reverse NAT index.
+    pub rev_nat_index: u16,
+    /// Flags.
+    pub flags: ServiceFlags,
+}
+
+impl Service {
+    /// Reads an entry.
+    ///
+    /// # Errors
+    /// [`DecodeError::Size`] if key or value are not as long as `layout` says.
+    pub fn decode(layout: &'static Layout, key: &[u8], value: &[u8]) -> Result<Self, DecodeError> {
+        let key = match layout.family {
+            Some(Family::V4) => raw::key::<Service4Key>(layout, key)?.into(),
+            _ => raw::key::<Service6Key>(layout, key)?.into(),
+        };
+        let value: &ServiceValue = raw::value(layout, value)?;
+        Ok(Self {
+            key,
+            union: value.union.get(),
+            count: value.count.get(),
+            qcount: value.qcount.get(),
+            rev_nat_index: value.rev_nat_index.get(),
+            flags: value.flags(),
+        })
+    }
+
+    /// The raw value.
+    #[must_use]
+    pub fn value(&self) -> ServiceValue {
+        let [flags, flags2] = self.flags.to_bytes();
+        ServiceValue {
+            union: self.union.into(),
+            count: self.count.into(),
+            rev_nat_index: self.rev_nat_index.into(),
+            flags,
+            flags2,
+            qcount: self.qcount.into(),
+        }
+    }
+
+    /// The bytes of key and value.
+    #[must_use]
+    pub fn encode(&self) -> (Vec<u8>, Vec<u8>) {
+        (self.key.encode(), self.value().as_bytes().to_vec())
     }
 }
