@@ -216,9 +216,9 @@ impl Tables {
         for backends in &mut tables.backends {
             backends.sort_unstable_by_key(|backend| backend.id);
         }
-        tables.find_missing_backend_maps(evidence);
+        tables.find_missing_backend_maps(pins().map(String::as_str));
         tables.find_older_generations(pins().map(String::as_str));
-        tables.find_malformed();
+        tables.find_malformed(evidence);
         tables
     }
 
@@ -312,9 +312,14 @@ impl Tables {
         }
     }
 
-    /// Reports a family that has services whose backend map was not read: without it every slot
-    /// would seem to lead nowhere.
-    fn find_missing_backend_maps(&mut self, evidence: &Evidence) {
+    /// Reports a family that has services and no backend map: without it every slot would seem to
+    /// lead nowhere.
+    fn find_missing_backend_maps<'a>(&mut self, pins: impl Iterator<Item = &'a str>) {
+        let pinned: Vec<Option<Family>> = pins
+            .flat_map(|pin| LAYOUTS.iter().filter(move |layout| layout.name == pin))
+            .filter(|layout| layout.kind == MapKind::Backends)
+            .map(|layout| layout.family)
+            .collect();
         for (family, map) in
             [(Family::V4, "cilium_lb4_backends_v3"), (Family::V6, "cilium_lb6_backends_v3")]
         {
@@ -322,16 +327,11 @@ impl Tables {
                 .services
                 .iter()
                 .any(|entry| !entry.key.is_master() && family_of(entry.key.address) == family);
-            let was_read = evidence.maps.iter().any(|record| {
-                record
-                    .kind()
-                    .is_some_and(|(kind, of, _)| kind == MapKind::Backends && of == Some(family))
-            });
-            if has_slots && !was_read {
+            if has_slots && !pinned.contains(&Some(family)) {
                 self.problems.push(Problem::Map {
                     map: map.to_owned(),
                     reason: format!(
-                        "neither {map} nor an older generation of it was read: which slots have \
+                        "neither {map} nor an older generation of it is pinned: which slots have \
                          their backend cannot be told"
                     ),
                 });
@@ -358,8 +358,15 @@ impl Tables {
         }
     }
 
-    fn find_malformed(&mut self) {
-        let readable = [Family::V4, Family::V6].map(|family| self.backends_are_known(family));
+    fn find_malformed(&mut self, evidence: &Evidence) {
+        let readable = [Family::V4, Family::V6].map(|family| {
+            let was_read = evidence.maps.iter().any(|record| {
+                record
+                    .kind()
+                    .is_some_and(|(kind, of, _)| kind == MapKind::Backends && of == Some(family))
+            });
+            was_read && self.backends_are_known(family)
+        });
         let mut found = Vec::new();
         for frontend in self.frontends() {
             let known = readable[family_index(Some(family_of(frontend.key.address)))];
@@ -368,7 +375,7 @@ impl Tables {
         self.problems.extend(found);
     }
 
-    /// Whether a backend that is not in the tables is not there.
+    /// Whether nothing went wrong with the backend maps of this family.
     fn backends_are_known(&self, family: Family) -> bool {
         self.problems.iter().all(|problem| match problem {
             Problem::Map { map, .. } | Problem::Entry { map, .. } | Problem::Incomplete { map } => {
