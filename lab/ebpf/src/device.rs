@@ -117,7 +117,10 @@ fn from_host<const V6: bool>(ctx: &TcContext) -> i32 {
 pub fn cil_from_container(ctx: TcContext) -> i32 {
     match protocol(&ctx) {
         P_IPV4 => call(&ctx, IPV4),
-        P_IPV6 => call(&ctx, IPV6),
+        P_IPV6 => match neighbour::answer_pod(&ctx) {
+            Some(action) => action,
+            None => call(&ctx, IPV6),
+        },
         _ => STACK,
     }
 }

@@ -80,23 +80,51 @@ pub fn answer_arp(ctx: &TcContext) -> i32 {
 /// Answers a neighbour solicitation for an announced VIP; `None` for every other packet.
 #[inline(always)]
 pub fn answer_solicitation(ctx: &TcContext) -> Option<i32> {
-    const ICMPV6: u8 = 58;
-    const SOLICITATION: u8 = 135;
-    /// Header, target, and the option with the MAC address.
-    const PAYLOAD: u8 = 32;
-    let at = ETHERNET as usize;
-    if ctx.load::<u8>(at + 6).ok()? != ICMPV6 || ctx.load::<u8>(at + 40).ok()? != SOLICITATION {
-        return None;
-    }
-    let address: [u32; 4] = ctx.load(at + 48).ok()?;
+    let (address, asker) = solicitation(ctx)?;
     let key = Responder6 { address, ifindex: packet::ifindex(ctx), pad: 0 };
     let answers = RESPONDER6.get_ptr_mut(key)?;
-    let asker: [u32; 4] = ctx.load(at + 8).ok()?;
     // From nowhere: someone looks whether the address is taken. Not for the responder.
     if !agent_lives() || asker == [0; 4] {
         return None;
     }
-    let sender: [u8; 6] = ctx.load(6).ok()?;
+    if advertise(ctx, address, asker).is_err() {
+        return Some(DROP);
+    }
+    count(answers);
+    Some(send_back(ctx))
+}
+
+/// Answers a pod that looks for its router, which is the node: the kernel would not, because the
+/// address is on another device. `None` for every other packet.
+#[inline(always)]
+pub fn answer_pod(ctx: &TcContext) -> Option<i32> {
+    let (address, asker) = solicitation(ctx)?;
+    if !packet::is_node(packet::endpoint::<true>(&address)?) {
+        return None;
+    }
+    Some(if advertise(ctx, address, asker).is_err() { DROP } else { send_back(ctx) })
+}
+
+const ICMPV6: u8 = 58;
+
+/// Whom the packet looks for, and who does, if it is a neighbour solicitation.
+#[inline(always)]
+fn solicitation(ctx: &TcContext) -> Option<([u32; 4], [u32; 4])> {
+    const SOLICITATION: u8 = 135;
+    let at = ETHERNET as usize;
+    if ctx.load::<u8>(at + 6).ok()? != ICMPV6 || ctx.load::<u8>(at + 40).ok()? != SOLICITATION {
+        return None;
+    }
+    Some((ctx.load(at + 48).ok()?, ctx.load(at + 8).ok()?))
+}
+
+/// Turns the packet into the answer: `address` is here.
+#[inline(always)]
+fn advertise(ctx: &TcContext, address: [u32; 4], asker: [u32; 4]) -> Result<(), i64> {
+    /// Header, target, and the option with the MAC address.
+    const PAYLOAD: u8 = 32;
+    let at = ETHERNET as usize;
+    let sender: [u8; 6] = ctx.load(6)?;
     let mac = mac();
     let [v0, v1, v2, v3] = address;
     let [c0, c1, c2, c3] = asker;
@@ -116,13 +144,8 @@ pub fn answer_solicitation(ctx: &TcContext) -> Option<i32> {
     ];
     let sum = checksum(&icmp, pseudo_checksum(&ip, PAYLOAD));
     icmp[0] |= u32::from(sum) << 16;
-    let written = resize(ctx, ETHERNET + 40 + u32::from(PAYLOAD))
-        .and_then(|()| ctx.store(at, &ip, 0))
-        .and_then(|()| ctx.store(at + 40, &icmp, 0))
-        .and_then(|()| ctx.store(0, &[sender, mac], 0));
-    if written.is_err() {
-        return Some(DROP);
-    }
-    count(answers);
-    Some(send_back(ctx))
+    resize(ctx, ETHERNET + 40 + u32::from(PAYLOAD))?;
+    ctx.store(at, &ip, 0)?;
+    ctx.store(at + 40, &icmp, 0)?;
+    ctx.store(0, &[sender, mac], 0)
 }

@@ -157,15 +157,8 @@ pub fn to_pod<const V6: bool>(ctx: &TcContext, to: &Endpoint, from: At, eth: u32
     if age::<V6>(ctx, eth).is_err() {
         return TC_ACT_SHOT;
     }
-    if eth == 0 {
-        // SAFETY: the context is the one that this program was given.
-        if unsafe { bpf_skb_change_head(ctx.skb.skb, ETHERNET, 0) } != 0 {
-            return TC_ACT_SHOT;
-        }
-        let kind: u16 = if V6 { 0x86dd } else { 0x0800 };
-        if ctx.store(12, &kind.to_be(), 0).is_err() {
-            return TC_ACT_SHOT;
-        }
+    if add_header::<V6>(ctx, eth).is_err() {
+        return TC_ACT_SHOT;
     }
     let [a, b, c, d, e, f, ..] = to.mac;
     let [g, h, i, j, k, l, ..] = to.node_mac;
@@ -180,6 +173,19 @@ pub fn to_pod<const V6: bool>(ctx: &TcContext, to: &Endpoint, from: At, eth: u32
         }
     };
     code(action)
+}
+
+/// Puts an Ethernet header in front of a packet that has none: zeros but for the protocol.
+#[inline(always)]
+fn add_header<const V6: bool>(ctx: &TcContext, eth: u32) -> Result<(), i64> {
+    if eth != 0 {
+        return Ok(());
+    }
+    // SAFETY: the context is the one that this program was given.
+    match unsafe { bpf_skb_change_head(ctx.skb.skb, ETHERNET, 0) } {
+        0 => ctx.store(12, &(if V6 { 0x86dd_u16 } else { 0x0800 }).to_be(), 0),
+        error => Err(error),
+    }
 }
 
 /// Sends the packet where the node's routes say, by the next hop's neighbour entry.
@@ -206,7 +212,11 @@ pub fn route<const V6: bool>(ctx: &TcContext, l3: u32, tuple: &Tuple) -> i32 {
             0,
         )
     };
-    if (answer != 0 && answer != NO_NEIGH) || age::<V6>(ctx, l3).is_err() {
+    // The helper below replaces an Ethernet header: there must be one.
+    if (answer != 0 && answer != NO_NEIGH)
+        || age::<V6>(ctx, l3).is_err()
+        || add_header::<V6>(ctx, l3).is_err()
+    {
         return TC_ACT_SHOT;
     }
     // SAFETY: without parameters the helper looks route and neighbour up by itself.
