@@ -215,12 +215,8 @@ fn balance<const V6: bool>(ctx: &TcContext, from: From, l3: u32, old: &Tuple) ->
         return Balanced::Done(STACK);
     }
     if found.service.count == 0 {
-        // On a device without Ethernet header a real one's answer is malformed: nothing arrives.
-        let action = if enable_reject.load() != 0 && l3 != 0 {
-            reject::unreachable::<V6>(ctx)
-        } else {
-            DROP
-        };
+        let tell = enable_reject.load() != 0 && !V6 && l3 != 0;
+        let action = if tell { reject::unreachable(ctx) } else { DROP };
         return Balanced::Done(action);
     }
     let Some(target) = service::choose::<V6>(&found, vip, old.destination_port, &old.source) else {

@@ -5,19 +5,17 @@ use aya_ebpf::programs::TcContext;
 
 use crate::packet::{self, DROP, ETHERNET};
 
-/// Turns the packet into "destination unreachable" from the VIP to the client, and sends it back
-/// through the device that it came from, which has an Ethernet header. IPv4: port unreachable, which
-/// a client takes as "connection refused"; IPv6: no route.
+/// Turns the packet into "port unreachable" from the VIP to the client, which takes it as
+/// "connection refused", and sends it back through the device that it came from. IPv4 on devices
+/// with an Ethernet header alone: for IPv6, and on other devices, the captures' clients heard
+/// nothing that they understood.
 #[inline(always)]
-pub fn unreachable<const V6: bool>(ctx: &TcContext) -> i32 {
-    let done = if V6 { answer6(ctx) } else { answer4(ctx) };
-    if done.is_err() {
+pub fn unreachable(ctx: &TcContext) -> i32 {
+    if answer(ctx).is_err() {
         return DROP;
     }
-    packet::code(
-        // SAFETY: the helper takes plain numbers.
-        unsafe { bpf_redirect(packet::ifindex(ctx), 0) },
-    )
+    // SAFETY: the helper takes plain numbers.
+    packet::code(unsafe { bpf_redirect(packet::ifindex(ctx), 0) })
 }
 
 /// Exchanges the MAC addresses.
@@ -52,7 +50,7 @@ fn word(a: u8, b: u8, c: u8, d: u8) -> u32 {
 }
 
 #[inline(always)]
-fn answer4(ctx: &TcContext) -> Result<(), i64> {
+fn answer(ctx: &TcContext) -> Result<(), i64> {
     const LENGTH: u8 = 20 + 8 + 28;
     let at = ETHERNET as usize;
     let original: [u32; 7] = ctx.load(at)?;
@@ -69,26 +67,6 @@ fn answer4(ctx: &TcContext) -> Result<(), i64> {
     resize(ctx, ETHERNET + u32::from(LENGTH))?;
     ctx.store(at, &ip, 0)?;
     ctx.store(at + 20, &icmp, 0)?;
-    turn_around(ctx)
-}
-
-#[inline(always)]
-fn answer6(ctx: &TcContext) -> Result<(), i64> {
-    const PAYLOAD: u8 = 8 + 48;
-    let at = ETHERNET as usize;
-    let original: [u32; 12] = ctx.load(at)?;
-    let [_, _, c0, c1, c2, c3, v0, v1, v2, v3, ..] = original;
-    let ip = [word(0x60, 0, 0, 0), word(0, PAYLOAD, 58, 64), v0, v1, v2, v3, c0, c1, c2, c3];
-    let [a, b, c, d, e, f, g, h, i, j, k, l] = original;
-    // Type 1, code 0: no route.
-    let mut icmp = [word(1, 0, 0, 0), 0, a, b, c, d, e, f, g, h, i, j, k, l];
-    let sum = pseudo_checksum(&ip, PAYLOAD);
-    let sum = checksum(&icmp, sum);
-    icmp[0] |= u32::from(sum) << 16;
-
-    resize(ctx, ETHERNET + 40 + u32::from(PAYLOAD))?;
-    ctx.store(at, &ip, 0)?;
-    ctx.store(at + 40, &icmp, 0)?;
     turn_around(ctx)
 }
 

@@ -70,7 +70,7 @@ pub fn find<const V6: bool>(
         scope: 0,
     };
     if let Some(service) = entry::<V6>(address, port, 0, protocol, 0) {
-        found.service = service
+        found.service = service;
     } else {
         // Keys had no protocol before Cilium 1.17.
         found.protocol = 0;
