@@ -1,3 +1,13 @@
 //! inspector: what a Cilium node has programmed for a VIP, and what that does to a packet.
+//!
+//! [`collect::node`] reads a node into [`evidence::Evidence`]; [`judge::judge`] makes a
+//! [`judge::Judgement`] of it, a pure function; [`report`] prints one. The binary `inspect` uses
+//! nothing else.
 
 pub mod cilium;
+pub mod collect;
+pub mod evidence;
+pub mod judge;
+pub mod report;
+pub mod sys;
+pub mod trace;

@@ -38,6 +38,19 @@ impl MapType {
     /// `BPF_MAP_TYPE_HASH_OF_MAPS`
     pub const HASH_OF_MAPS: Self = Self(13);
 
+    /// Whether the kernel keeps this type in hash buckets.
+    #[must_use]
+    pub fn is_hash(self) -> bool {
+        matches!(
+            self,
+            Self::HASH
+                | Self::PERCPU_HASH
+                | Self::LRU_HASH
+                | Self::LRU_PERCPU_HASH
+                | Self::HASH_OF_MAPS
+        )
+    }
+
     /// Whether a look-up from user space returns one value per possible CPU, each padded to 8
     /// bytes.
     #[must_use]

@@ -330,7 +330,7 @@ pub struct Capture {
 /// The captures that are part of the project: `lab/captures`.
 #[must_use]
 pub fn project_captures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../captures")
+    Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("captures")
 }
 
 /// Every capture of the project that can be loaded by itself, the states of faults folders among

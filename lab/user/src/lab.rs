@@ -1,15 +1,22 @@
 //! A lab as a value: made by [`Builder::up`], removed when dropped.
 
 use std::{
-    fs,
+    fs, io,
+    os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, PathBuf},
+    process::Command,
     sync::atomic::{AtomicU32, Ordering},
 };
+
+use nix::sched::{CloneFlags, setns};
 
 use crate::{
     bpf,
     capture::{self, Capture, CaptureError, MapSpec},
     maps::{self, MapError, MapHandle},
+    netns::{self, Ns},
+    network::{self, NetworkError},
+    plan::{Plan, PlanError},
     signals,
     state::{self, Agent, Process, Record, StateError},
 };
@@ -28,6 +35,22 @@ pub enum LabError {
     /// Something on the machine.
     #[error(transparent)]
     State(#[from] StateError),
+    /// A place that the lab does not have.
+    #[error("the lab {name} has no {place}: {there}")]
+    NoSuchPlace {
+        /// Name of the lab.
+        name: String,
+        /// What was asked for.
+        place: Ns,
+        /// The places that there are.
+        there: String,
+    },
+    /// Something with the network.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
+    /// The node of the capture cannot be made.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
     /// Something with a map.
     #[error(transparent)]
     Map(#[from] MapError),
@@ -40,6 +63,7 @@ pub struct Builder {
     only: Option<Vec<String>>,
     name: Option<String>,
     agent: Agent,
+    network: bool,
 }
 
 #[derive(Debug)]
@@ -91,6 +115,14 @@ impl Builder {
         self
     }
 
+    /// Whether the lab has a network: the node of the capture and those around it, each in a network
+    /// namespace. By default it has maps alone, which is quicker.
+    #[must_use]
+    pub fn network(mut self, network: bool) -> Self {
+        self.network = network;
+        self
+    }
+
     /// Makes the lab. With a living agent, its liveness entry is fresh when this returns.
     ///
     /// If it fails, panics or is interrupted by a signal, nothing is left behind.
@@ -103,6 +135,8 @@ impl Builder {
             Some(Source::Read(capture)) => Some(capture),
             None => None,
         };
+        // Before `only`, which may drop the map that says where the pods are.
+        let plan = if self.network { Some(Plan::of(capture.as_ref())?) } else { None };
         if let (Some(capture), Some(only)) = (&mut capture, &self.only) {
             capture.keep(only)?;
         }
@@ -117,6 +151,12 @@ impl Builder {
             state::mount_bpffs(lab.name())?;
             let globals = maps::globals(lab.bpffs());
             fs::create_dir_all(&globals).map_err(state::call("mkdir", globals.display()))?;
+        }
+        if let Some(plan) = &plan {
+            network::make(lab.name(), plan, signals::step)?;
+            lab.record.netns = Some(netns::path(lab.name(), Ns::Node));
+            let _step = signals::step();
+            lab.record.write()?;
         }
         if let Some(capture) = &capture {
             for map in capture.maps() {
@@ -181,11 +221,11 @@ impl Lab {
         let record = Record {
             bpffs: state::bpffs(&name),
             name,
-            capture,
+            // For whoever reads it from another folder.
+            capture: capture.map(|path| std::path::absolute(&path).unwrap_or(path)),
             agent,
             netns: None,
             maker: Process::now(pid).unwrap_or(Process { pid, start: 0 }),
-            pump: None,
             complete: false,
         };
         Ok(Self { record, ours: true, _lock: lock })
@@ -278,6 +318,40 @@ impl Lab {
         pin(&path)
     }
 
+    /// The file of a network namespace of this lab, for setns(2) and `nsenter --net=`.
+    ///
+    /// # Errors
+    /// [`LabError::NoSuchPlace`] where the lab has no such namespace.
+    pub fn netns(&self, place: Ns) -> Result<PathBuf, LabError> {
+        netns_of(self.name(), place)
+    }
+
+    /// Makes `command` run in the lab: in the network namespace of `place`, and with
+    /// `INSPECT_BPFFS` naming the lab's bpffs.
+    ///
+    /// # Errors
+    /// [`LabError::NoSuchPlace`].
+    pub fn exec_in<'a>(
+        &self,
+        place: Ns,
+        command: &'a mut Command,
+    ) -> Result<&'a mut Command, LabError> {
+        exec_in(&self.record, place, command)
+    }
+
+    /// Runs `work` on a thread in the network namespace of `place`; this thread stays where it is.
+    ///
+    /// # Errors
+    /// [`LabError::NoSuchPlace`], [`LabError::State`].
+    pub fn run_in<T: Send>(
+        &self,
+        place: Ns,
+        work: impl FnOnce() -> T + Send,
+    ) -> Result<T, LabError> {
+        let namespace = state::open_file(&self.netns(place)?)?;
+        Ok(netns::run_in(&namespace, || Ok::<_, StateError>(work()))?)
+    }
+
     /// Writes the present `CLOCK_MONOTONIC` as the agent's sign of life, as the agent does once a
     /// second. The L2 responder falls silent when it is older than 15 s.
     ///
@@ -324,6 +398,42 @@ impl Drop for Lab {
             eprintln!("lab {}: not all of it could be removed: {error}", self.record.name);
         }
     }
+}
+
+/// The file of a network namespace of the lab `name`.
+///
+/// # Errors
+/// [`LabError::NoSuchPlace`] where the lab has no such namespace.
+pub fn netns_of(name: &str, place: Ns) -> Result<PathBuf, LabError> {
+    let there = netns::all(name)?;
+    if there.contains(&place) {
+        return Ok(netns::path(name, place));
+    }
+    let there = there.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    Err(LabError::NoSuchPlace {
+        name: name.to_owned(),
+        place,
+        there: if there.is_empty() { "it was made without a network".into() } else { there },
+    })
+}
+
+/// Makes `command` run in the lab that `record` describes (see [`Lab::exec_in`]).
+///
+/// # Errors
+/// [`LabError::NoSuchPlace`].
+pub fn exec_in<'a>(
+    record: &Record,
+    place: Ns,
+    command: &'a mut Command,
+) -> Result<&'a mut Command, LabError> {
+    let namespace = state::open_file(&netns_of(&record.name, place)?)?;
+    command.env("INSPECT_BPFFS", &record.bpffs);
+    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    Ok(unsafe {
+        command.pre_exec(move || {
+            setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET).map_err(io::Error::from)
+        })
+    })
 }
 
 /// Writes the agent's sign of life into the maps pinned below `bpffs` (see

@@ -18,15 +18,19 @@
 
 pub mod bpf;
 pub mod capture;
-mod lab;
+pub mod lab;
 pub mod maps;
 pub mod netns;
+mod network;
+mod plan;
 mod signals;
 pub mod state;
+mod tun;
 
 pub use capture::{Capture, CaptureError};
 pub use lab::{Builder, Lab, LabError};
 pub use maps::{MapError, MapHandle};
 pub use netns::Ns;
-pub use signals::not_ignored;
+pub use network::NetworkError;
+pub use plan::PlanError;
 pub use state::{Agent, StateError};

@@ -3,8 +3,7 @@
 //! Everything is found again from the lab's name alone, so that a lab whose maker was killed at
 //! any point can be removed: the folder `/run/inspector-lab/NAME` (with the mount of its bpffs and
 //! `lab.json`) is made first and removed last, the network namespaces are the files
-//! `/run/netns/ilab-NAME-ROLE`, and processes are those that run in these namespaces or that
-//! `lab.json` names. A living owner holds a lock on the folder.
+//! `/run/netns/ilab-NAME-ROLE`, and its processes are those that run in these namespaces. A living owner holds a lock on the folder.
 
 use std::{
     fs::{self, File},
@@ -27,7 +26,7 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::netns;
+use crate::{netns, tun};
 
 /// The folder that holds one folder per lab.
 const RUN: &str = "/run/inspector-lab";
@@ -165,8 +164,6 @@ pub struct Record {
     pub netns: Option<PathBuf>,
     /// The process that made the lab.
     pub maker: Process,
-    /// The process that carries packets between the two ends of `wg0`.
-    pub pump: Option<Process>,
     /// Whether the making came to its end.
     pub complete: bool,
 }
@@ -434,10 +431,10 @@ pub(crate) fn unmount(path: &Path) -> Result<(), StateError> {
 /// Ends the processes of the lab: first politely.
 fn end_processes(name: &str) -> Result<(), StateError> {
     let mut processes = netns::processes_in(name)?;
-    let pump = Record::read(name).ok().and_then(|record| record.pump);
-    processes.extend(pump);
     // A process that holds its lab as a value may itself be in one of its namespaces.
     processes.retain(|process| process.pid != std::process::id().cast_signed());
+    let pumps: Vec<i32> =
+        processes.iter().map(|process| process.pid).filter(|pid| is_pump(*pid)).collect();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         processes.retain(|process| process.is_alive());
         for process in &processes {
@@ -449,10 +446,10 @@ fn end_processes(name: &str) -> Result<(), StateError> {
             thread::sleep(Duration::from_millis(2));
         }
     }
-    if let Some(pump) = pump {
-        // Where it was our child, it is a zombie until someone waits for it; where it was not,
-        // this fails.
-        let _ = waitpid(Pid::from_raw(pump.pid), Some(WaitPidFlag::WNOHANG));
+    for pump in pumps {
+        // If it was our child, it is a zombie until we wait for it; if not, this fails. Other
+        // children are waited for by whoever started them.
+        let _ = waitpid(Pid::from_raw(pump), Some(WaitPidFlag::WNOHANG));
     }
     match processes.iter().find(|process| process.is_alive()) {
         None => Ok(()),
@@ -460,6 +457,12 @@ fn end_processes(name: &str) -> Result<(), StateError> {
             Err(call("ending the process", process.pid)(io::Error::from(io::ErrorKind::TimedOut)))
         }
     }
+}
+
+/// Whether the process is the one that [`tun::pump`] started.
+fn is_pump(pid: i32) -> bool {
+    let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
+    name.trim_ascii_end() == tun::PUMP.to_bytes()
 }
 
 /// This process, its parent, and so on to the first.

@@ -1,0 +1,237 @@
+//! The arguments as they are typed, and as they are meant.
+
+use std::{io::IsTerminal, path::PathBuf};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use inspector::{evidence::VipQuery, judge::expect::Expectation, report::lb_list::View};
+
+/// What a Cilium node has programmed for a LoadBalancer VIP, read from the kernel's own maps: no
+/// agent needed, nothing modified.
+///
+/// Exit codes: 0 the answer is yes (served, or every expectation met), 1 the answer is no, 2 usage
+/// or environment error, 3 cannot be told (privilege, kernel or traffic missing).
+#[derive(Debug, Parser)]
+#[command(name = "inspect", version, propagate_version = true)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+    /// What every command takes.
+    #[command(flatten)]
+    pub common: Common,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Say what this node has programmed for a VIP, and what that means.
+    Vip(VipArgs),
+    /// Services, as `cilium-dbg service` has them.
+    Service {
+        /// What to do with them.
+        #[command(subcommand)]
+        list: ServiceCommand,
+    },
+    /// Load balancer maps, as `cilium-dbg bpf lb` has them.
+    Lb {
+        /// What to do with them.
+        #[command(subcommand)]
+        list: LbCommand,
+    },
+    /// Work on saved evidence; needs no root and no Cilium.
+    Evidence {
+        /// What to do with it.
+        #[command(subcommand)]
+        action: EvidenceCommand,
+    },
+    /// Say what this node, kernel and user can do, and what is missing for what.
+    Doctor,
+    /// Print a completion script for a shell.
+    Completions {
+        /// The shell.
+        shell: clap_complete::Shell,
+    },
+    /// Print the manual page (roff).
+    Man,
+}
+
+/// What can be asked of services.
+#[derive(Debug, Clone, Copy, Subcommand)]
+pub enum ServiceCommand {
+    /// Print what `cilium-dbg service list` prints, from the maps alone.
+    List,
+}
+
+/// What can be asked of the load balancer maps.
+#[derive(Debug, Subcommand)]
+pub enum LbCommand {
+    /// Print what `cilium-dbg bpf lb list` prints.
+    List(Views),
+}
+
+/// One of the views of `lb list`.
+#[derive(Debug, Args)]
+#[group(multiple = false)]
+#[allow(clippy::struct_excessive_bools, reason = "flags of which one may be given")]
+pub struct Views {
+    /// The raw service entries.
+    #[arg(long)]
+    frontends: bool,
+    /// The backend map.
+    #[arg(long)]
+    backends: bool,
+    /// The reverse NAT map.
+    #[arg(long)]
+    revnat: bool,
+    /// The source range map.
+    #[arg(long)]
+    source_ranges: bool,
+}
+
+impl Views {
+    /// The view that was chosen.
+    pub fn view(&self) -> View {
+        let Self { frontends, backends, revnat, source_ranges } = *self;
+        match (frontends, backends, revnat, source_ranges) {
+            (true, ..) => View::Frontends,
+            (_, true, ..) => View::Backends,
+            (_, _, true, _) => View::RevNat,
+            (.., true) => View::SourceRanges,
+            _ => View::Services,
+        }
+    }
+}
+
+/// Arguments of `vip`.
+#[derive(Debug, Args)]
+pub struct VipArgs {
+    /// ADDR, ADDR:PORT or ADDR:PORT/PROTO; IPv6 with a port in brackets.
+    #[arg(value_name = "ADDR[:PORT[/PROTO]]")]
+    pub vip: VipQuery,
+    #[command(flatten)]
+    pub expect: Expect,
+}
+
+/// Expectations.
+#[derive(Debug, Args)]
+pub struct Expect {
+    /// A claim that must hold: exit 0 if every claim does, 1 if one does not, 3 if one cannot be
+    /// told. Repeatable: served, not-served, programmed, has-backend, announced[@DEV],
+    /// not-announced, no-errors, an outcome such as dnat-before-neigh[@DEV], finding:ID,
+    /// no-finding:ID.
+    #[arg(long = "expect", value_name = "CLAIM")]
+    pub claims: Vec<Expectation>,
+}
+
+/// What can be done with evidence.
+#[derive(Debug, Subcommand)]
+pub enum EvidenceCommand {
+    /// Say what a file holds.
+    Show {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+    },
+    /// Judge again the question that a file was collected for.
+    Judge {
+        /// The file; `-` is standard input.
+        file: PathBuf,
+        #[command(flatten)]
+        expect: Expect,
+    },
+    /// Check that a file is complete and unchanged.
+    Verify {
+        /// The files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Print the JSON Schema of evidence files.
+    Schema,
+}
+
+/// Form of the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Table,
+    /// For programs: real fields.
+    Json,
+    /// For documents.
+    Markdown,
+}
+
+/// When to colour.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum When {
+    /// On a terminal, unless `NO_COLOR` is set.
+    Auto,
+    /// Always.
+    Always,
+    /// Never.
+    Never,
+}
+
+/// What every command takes.
+#[derive(Debug, Args)]
+pub struct Common {
+    /// Form of the output.
+    #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
+    output: Format,
+    /// Read this evidence file instead of the node; needs no root. `-` is standard input.
+    #[arg(long, global = true, value_name = "FILE")]
+    from: Option<PathBuf>,
+    /// Save the evidence to this file.
+    #[arg(long, global = true, value_name = "FILE")]
+    save: Option<PathBuf>,
+    /// Mount point of the BPF file system that holds Cilium's pins, instead of the one found.
+    #[arg(long, global = true, value_name = "PATH", env = "INSPECT_BPFFS")]
+    bpffs: Option<PathBuf>,
+    /// When to colour.
+    #[arg(long, global = true, value_enum, default_value_t = When::Auto, value_name = "WHEN")]
+    color: When,
+    /// Say less: only the verdict, no warnings.
+    #[arg(short, long, global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say more: what was not measured, and why.
+    #[arg(short, long, global = true)]
+    verbose: bool,
+}
+
+/// The common arguments as they are meant.
+#[derive(Debug)]
+pub struct Resolved {
+    /// Form of the output.
+    pub format: Format,
+    /// Where the evidence comes from.
+    pub from: Option<PathBuf>,
+    /// Where to save it.
+    pub save: Option<PathBuf>,
+    /// BPF file system to read.
+    pub bpffs: Option<PathBuf>,
+    /// Whether to colour.
+    pub color: bool,
+    /// Say less.
+    pub quiet: bool,
+    /// Say more.
+    pub verbose: bool,
+}
+
+impl Resolved {
+    /// Settles what depends on the environment.
+    pub fn new(common: Common) -> anyhow::Result<Self> {
+        let Common { output, from, save, bpffs, color, quiet, verbose } = common;
+        if save.as_deref().is_some_and(|path| path.as_os_str() == "-") {
+            anyhow::bail!("--save takes a file: standard output is for the answer");
+        }
+        let color = match color {
+            When::Always => true,
+            When::Never => false,
+            When::Auto => {
+                std::io::stdout().is_terminal()
+                    && std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
+            }
+        };
+        // An empty variable is none.
+        let bpffs = bpffs.filter(|path| !path.as_os_str().is_empty());
+        Ok(Self { format: output, from, save, bpffs, color, quiet, verbose })
+    }
+}

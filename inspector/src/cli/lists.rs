@@ -1,0 +1,123 @@
+//! `inspect service list` and `inspect lb list`
+
+use anyhow::bail;
+use inspector::{
+    cilium::layout::MapKind,
+    collect::Question,
+    evidence::{
+        Subject,
+        tables::{Problem, Tables},
+    },
+    report::{
+        TextTable,
+        lb_list::{self, View},
+        service_list,
+    },
+};
+
+use super::{
+    Answer,
+    args::{Format, Resolved, Views},
+    output::{self, Loaded},
+};
+
+const SERVICES: &[MapKind] = &[MapKind::Services, MapKind::Backends];
+
+/// Prints the services.
+pub fn service_list(options: &Resolved) -> anyhow::Result<Answer> {
+    let tables = load(SERVICES, options)?;
+    match options.format {
+        Format::Json => {
+            output::write_stdout(|mut out| service_list::write_json(&tables, &mut out))?;
+        }
+        _ => print(&service_list::table(&tables), options)?,
+    }
+    Ok(conclude(&tables, options))
+}
+
+/// Prints one view of the load balancer's maps.
+pub fn lb_list(views: &Views, options: &Resolved) -> anyhow::Result<Answer> {
+    let view = views.view();
+    let kinds = match view {
+        View::Services => SERVICES,
+        View::Frontends => &[MapKind::Services],
+        View::Backends => &[MapKind::Backends],
+        View::RevNat => &[MapKind::ReverseNat],
+        View::SourceRanges => &[MapKind::SourceRange],
+    };
+    let tables = load(kinds, options)?;
+    match options.format {
+        Format::Json => {
+            output::write_stdout(|mut out| lb_list::write_json(&tables, view, &mut out))?;
+        }
+        _ => print(&lb_list::table(&tables, view), options)?,
+    }
+    Ok(conclude(&tables, options))
+}
+
+fn load(kinds: &[MapKind], options: &Resolved) -> anyhow::Result<Tables> {
+    let loaded = Loaded::new(Question::Tables(kinds.to_vec()), options)?;
+    let evidence = loaded.evidence();
+    if let (Some(path), Subject::Vip(vip)) = (&options.from, &evidence.subject) {
+        bail!(
+            "{} holds only what concerns {vip}: collect with `inspect lb list --save FILE` to have \
+             all entries",
+            path.display()
+        );
+    }
+    for kind in kinds {
+        let there = evidence.maps.iter().any(|map| {
+            map.problem.is_some() || map.kind().is_some_and(|(found, _, _)| found == *kind)
+        });
+        if !there && *kind != MapKind::SourceRange {
+            let place = match &options.from {
+                Some(path) => path.display().to_string(),
+                None => evidence
+                    .bpffs
+                    .iter()
+                    .find(|bpffs| bpffs.read)
+                    .map_or_else(String::new, |bpffs| bpffs.path.display().to_string()),
+            };
+            bail!("{place} has no {} map", kind_name(*kind));
+        }
+    }
+    let tables = Tables::new(evidence);
+    if options.save.is_some() {
+        output::save(&loaded.into_document(None), options.save.as_deref())?;
+    }
+    Ok(tables)
+}
+
+fn kind_name(kind: MapKind) -> &'static str {
+    match kind {
+        MapKind::Services => "services",
+        MapKind::Backends => "backends",
+        MapKind::ReverseNat => "reverse NAT",
+        _ => "source range",
+    }
+}
+
+fn print(table: &TextTable, options: &Resolved) -> anyhow::Result<()> {
+    output::write_stdout(|mut out| match options.format {
+        Format::Markdown => table.write_markdown(&mut out),
+        _ => table.write_plain(&mut out),
+    })?;
+    Ok(())
+}
+
+/// Problems are told of on standard error, so that the list stays comparable.
+fn conclude(tables: &Tables, options: &Resolved) -> Answer {
+    const SHOWN: usize = 20;
+    if !options.quiet {
+        for problem in tables.problems.iter().take(SHOWN) {
+            eprintln!("inspect: {problem}");
+        }
+        if let Some(more) = tables.problems.len().checked_sub(SHOWN).filter(|&more| more > 0) {
+            eprintln!("inspect: and {more} more problems: `-o json` lists all");
+        }
+    }
+    let missing = |problem: &Problem| {
+        matches!(problem, Problem::Map { .. } | Problem::Entry { .. } | Problem::Incomplete { .. })
+    };
+    if tables.problems.iter().any(missing) { Answer::CannotTell } else { Answer::Yes }
+}

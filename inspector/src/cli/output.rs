@@ -1,0 +1,87 @@
+//! Where the evidence comes from, and where what is printed goes.
+
+use std::{
+    io::{self, BufWriter, Write},
+    path::Path,
+};
+
+use inspector::{
+    collect::{self, Options, Question},
+    evidence::{Evidence, file::Document},
+    report::table::Style,
+};
+
+use super::args::Resolved;
+
+/// Writes to standard output through a buffer.
+///
+/// # Errors
+/// The error of the writer.
+pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<()> {
+    let mut out = BufWriter::with_capacity(1 << 16, io::stdout().lock());
+    write(&mut out)?;
+    out.flush()
+}
+
+/// The evidence for a question: from a file, or from this node.
+pub enum Loaded {
+    /// From a file, with everything that the file holds.
+    File(Box<Document>),
+    /// From this node.
+    Node(Box<Evidence>),
+}
+
+impl Loaded {
+    /// Reads the file that was named, else the node.
+    pub fn new(question: Question, options: &Resolved) -> anyhow::Result<Self> {
+        if let Some(path) = &options.from {
+            return Ok(Self::File(Box::new(Document::read(path)?)));
+        }
+        Ok(Self::Node(Box::new(collect::node(&Options {
+            bpffs: options.bpffs.clone(),
+            question,
+            arguments: std::env::args().collect(),
+        })?)))
+    }
+
+    /// The evidence.
+    pub fn evidence(&self) -> &Evidence {
+        match self {
+            Self::File(document) => &document.evidence,
+            Self::Node(evidence) => evidence,
+        }
+    }
+
+    /// As a document; what a file held is kept unchanged.
+    pub fn into_document(self, verdict: Option<serde_json::Value>) -> Document {
+        match self {
+            Self::File(document) => *document,
+            Self::Node(mut evidence) => {
+                evidence.verdict = verdict;
+                Document::new(*evidence)
+            }
+        }
+    }
+}
+
+/// Saves a document where the user wants it.
+pub fn save(document: &Document, path: Option<&Path>) -> anyhow::Result<()> {
+    if let Some(path) = path {
+        document.write(path)?;
+    }
+    Ok(())
+}
+
+/// Columns where standard output is no terminal.
+const DEFAULT_WIDTH: u16 = 100;
+
+/// How tables are drawn.
+pub fn style(options: &Resolved) -> Style {
+    let terminal = comfy_table::Table::new().width();
+    Style {
+        width: terminal.unwrap_or(DEFAULT_WIDTH).max(60),
+        color: options.color,
+        quiet: options.quiet,
+        verbose: options.verbose,
+    }
+}

@@ -1,0 +1,67 @@
+//! `inspect vip`
+
+use inspector::{
+    collect::Question,
+    evidence::file::Document,
+    judge::{
+        self, Judgement, Served,
+        expect::{Checked, Expectation, Met},
+    },
+    report::{json, markdown, table},
+};
+
+use super::{
+    Answer,
+    args::{Format, Resolved, VipArgs},
+    output::{self, Loaded},
+};
+
+/// Collects (or reads), judges, saves and prints.
+pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
+    let loaded = Loaded::new(Question::Vip(args.vip), options)?;
+    let judgement = judge::judge_question(loaded.evidence(), args.vip)?;
+    let verdict = serde_json::to_value(&judgement.verdict)?;
+    // The document (and its hash) costs as much as all the rest: made only where it is used.
+    let needed = options.save.is_some() || options.format == Format::Markdown;
+    let document = needed.then(|| loaded.into_document(Some(verdict)));
+    if let Some(document) = &document {
+        output::save(document, options.save.as_deref())?;
+    }
+    print(&judgement, &args.expect.claims, document.as_ref(), options)
+}
+
+/// Prints a judgement and says what it comes to.
+pub fn print(
+    judgement: &Judgement,
+    claims: &[Expectation],
+    document: Option<&Document>,
+    options: &Resolved,
+) -> anyhow::Result<Answer> {
+    let checked: Vec<Checked> = claims.iter().map(|claim| claim.check(judgement)).collect();
+    output::write_stdout(|mut out| match options.format {
+        Format::Table => table::write(judgement, &checked, output::style(options), &mut out),
+        Format::Json => json::write(judgement, &checked, &mut out),
+        Format::Markdown => {
+            let sha256 = document.map_or("", |document| document.sha256.as_str());
+            markdown::write(judgement, &checked, sha256, &mut out)
+        }
+    })?;
+    Ok(answer(judgement, &checked))
+}
+
+fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
+    if checked.is_empty() {
+        return match judgement.verdict.served {
+            Served::Yes => Answer::Yes,
+            Served::No | Served::Partly => Answer::No,
+            Served::Unknown => Answer::CannotTell,
+        };
+    }
+    if checked.iter().any(|one| one.met == Met::No) {
+        Answer::No
+    } else if checked.iter().any(|one| one.met == Met::Unknown) {
+        Answer::CannotTell
+    } else {
+        Answer::Yes
+    }
+}

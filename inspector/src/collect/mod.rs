@@ -1,0 +1,374 @@
+//! What is read from the node, read-only: one file for each source, no judgement.
+
+pub mod abilities;
+pub mod bpffs;
+pub mod dump;
+pub mod maps;
+mod select;
+
+use std::{
+    collections::BTreeMap,
+    io,
+    path::{Path, PathBuf},
+    time::SystemTime,
+};
+
+use crate::{
+    cilium::layout::{Family, LAYOUTS, Layout, MapKind},
+    evidence::{
+        Bpffs, Device, Evidence, Host, MapRecord, SCHEMA, SCHEMA_MINOR, Source, SourceStatus,
+        Subject, Time, Tool, VipQuery,
+    },
+    sys::host,
+};
+use maps::{MapError, OpenMap};
+
+/// What to collect, and where.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// The BPF file system to read, instead of the one that is found.
+    pub bpffs: Option<PathBuf>,
+    /// The question that the evidence is to answer.
+    pub question: Question,
+    /// Arguments of the program, to be kept in the evidence.
+    pub arguments: Vec<String>,
+}
+
+/// A question to the node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Question {
+    /// What is programmed for this VIP.
+    Vip(VipQuery),
+    /// All entries of the maps of these kinds.
+    Tables(Vec<MapKind>),
+}
+
+/// Why nothing could be collected.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectError {
+    /// The mount table could not be read.
+    #[error("cannot read the mount table: {0}")]
+    Mounts(io::Error),
+    /// No BPF file system has Cilium's pins.
+    #[error(
+        "no Cilium state found: {} `{}`; run this on a Cilium node, in the mount namespace of the \
+         host, or name the BPF file system with --bpffs",
+        looked_at(looked),
+        bpffs::GLOBALS
+    )]
+    NoBpffs {
+        /// The mounts that were looked at.
+        looked: Vec<PathBuf>,
+    },
+    /// Several BPF file systems have them, none of which is Cilium's usual place.
+    #[error(
+        "several BPF file systems hold Cilium's maps ({}): name the one to read with --bpffs",
+        list(paths)
+    )]
+    Ambiguous {
+        /// Their mounts.
+        paths: Vec<PathBuf>,
+    },
+    /// The place that was named is no BPF file system.
+    #[error(
+        "{path} is no BPF file system (its type is {found}): give the mount point that `mount -t \
+         bpf` shows"
+    )]
+    NotBpffs {
+        /// The place.
+        path: PathBuf,
+        /// Type of the file system found there.
+        found: String,
+    },
+    /// The BPF file system that was named has no pins of Cilium's.
+    #[error(
+        "{path} holds no Cilium maps below {}: is this another program's BPF file system?",
+        bpffs::GLOBALS
+    )]
+    NoPins {
+        /// The mount.
+        path: PathBuf,
+    },
+    /// The BPF file system could not be looked at.
+    #[error("cannot look into {path}: {source}{}", privilege(source))]
+    Bpffs {
+        /// The place.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// No map could be opened for want of privilege.
+    #[error(
+        "cannot read Cilium's maps: {0}; needed: CAP_BPF (or CAP_SYS_ADMIN) and read access to bpffs"
+    )]
+    Permission(MapError),
+    /// The number of CPUs could not be told.
+    #[error("cannot tell the number of CPUs: {0}")]
+    Cpus(io::Error),
+    /// A big-endian machine.
+    #[error("this machine is big endian, on which Cilium does not run")]
+    BigEndian,
+}
+
+impl CollectError {
+    /// Whether more privilege would have helped.
+    #[must_use]
+    pub fn is_permission(&self) -> bool {
+        match self {
+            Self::Permission(_) => true,
+            Self::Bpffs { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
+            _ => false,
+        }
+    }
+}
+
+fn privilege(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => ": run as root",
+        io::ErrorKind::NotFound => ": give the mount point of a BPF file system",
+        _ => "",
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    paths.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(", ")
+}
+
+fn looked_at(looked: &[PathBuf]) -> String {
+    if looked.is_empty() {
+        "no BPF file system is mounted here that could have".to_owned()
+    } else {
+        format!("{} has no", list(looked))
+    }
+}
+
+/// The maps that answer a question about a VIP, beside the load balancer's own.
+const VIP_KINDS: &[MapKind] = &[
+    MapKind::Services,
+    MapKind::Backends,
+    MapKind::ReverseNat,
+    MapKind::SourceRange,
+    MapKind::AffinityMatch,
+    MapKind::SkipLb,
+    MapKind::Maglev,
+    MapKind::L2Responder,
+    MapKind::RuntimeConfig,
+    MapKind::Endpoints,
+    MapKind::Ipcache,
+    MapKind::NodeMap,
+    MapKind::Devices,
+];
+
+/// Reads the node.
+///
+/// # Errors
+/// [`CollectError`] if nothing could be read; a single map that could not is told of in the
+/// evidence instead.
+pub fn node(options: &Options) -> Result<Evidence, CollectError> {
+    if cfg!(target_endian = "big") {
+        return Err(CollectError::BigEndian);
+    }
+    let started = SystemTime::now();
+    let cpus = host::possible_cpus().map_err(CollectError::Cpus)?;
+    let bpffs = bpffs::find(options.bpffs.as_deref())?;
+    // `find` marks exactly one.
+    let Some(read) = bpffs.iter().find(|bpffs| bpffs.read) else {
+        return Err(CollectError::NoBpffs { looked: Vec::new() });
+    };
+    let plan = plan(read, &options.question);
+    let (mut records, sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let services_by_protocol = select::count_protocols(&records);
+    if let Question::Vip(query) = &options.question {
+        select::keep(&mut records, query.address);
+    }
+    let devices = devices(read, &records);
+    Ok(Evidence {
+        schema: SCHEMA.to_owned(),
+        minor: SCHEMA_MINOR,
+        tool: Tool {
+            name: "inspect".to_owned(),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            arguments: options.arguments.clone(),
+        },
+        host: Host {
+            name: host::hostname(),
+            boot_id: host::boot_id(),
+            kernel: host::kernel_release(),
+            architecture: std::env::consts::ARCH.to_owned(),
+            cpus,
+            capabilities: host::capabilities().unwrap_or_default(),
+            lockdown: host::lockdown(),
+        },
+        time: Time {
+            started: rfc3339(started),
+            ended: rfc3339(SystemTime::now()),
+            monotonic_ns: u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX),
+        },
+        subject: match &options.question {
+            Question::Vip(query) => Subject::Vip(*query),
+            Question::Tables(_) => Subject::Tables,
+        },
+        bpffs,
+        devices,
+        services_by_protocol,
+        maps: records,
+        sources,
+        verdict: None,
+    })
+}
+
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+/// The pins to read: of each kind and family the highest generation that is there.
+fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
+    let (kinds, family) = match question {
+        Question::Vip(query) => {
+            (VIP_KINDS, Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }))
+        }
+        Question::Tables(kinds) => (kinds.as_slice(), None),
+    };
+    let mut best: BTreeMap<(MapKind, Option<Family>, &str), &'static Layout> = BTreeMap::new();
+    for layout in LAYOUTS {
+        let wanted = kinds.contains(&layout.kind)
+            && (family.is_none() || layout.family.is_none() || layout.family == family);
+        if !wanted || bpffs.pins.binary_search_by(|pin| pin.as_str().cmp(layout.name)).is_err() {
+            continue;
+        }
+        // The two conntrack tables of a family stand beside each other; else one supersedes.
+        let table = if layout.kind == MapKind::Conntrack { layout.name } else { "" };
+        best.entry((layout.kind, layout.family, table))
+            .and_modify(|present| {
+                if layout.generation > present.generation {
+                    *present = layout;
+                }
+            })
+            .or_insert(layout);
+    }
+    best.into_values().map(|layout| layout.name).collect()
+}
+
+/// Opens and reads the planned maps.
+fn read_maps(
+    bpffs: &Bpffs,
+    plan: &[&'static str],
+    question: &Question,
+    cpus: usize,
+) -> Result<(Vec<MapRecord>, Vec<Source>), CollectError> {
+    let root = Path::new(&bpffs.path);
+    let mut open = Vec::new();
+    let mut records = Vec::new();
+    let mut denied = None;
+    for &name in plan {
+        match maps::open(root, name) {
+            Ok(map) => open.push(map),
+            Err((error, info)) => {
+                records.push(maps::failed(root, name, &error, info.as_ref()));
+                if error.is_permission() {
+                    denied = Some(error);
+                }
+            }
+        }
+    }
+    if open.is_empty()
+        && let Some(error) = denied
+    {
+        return Err(CollectError::Permission(error));
+    }
+    records.extend(match question {
+        Question::Vip(query) => select::vip(&open, query, cpus),
+        Question::Tables(_) => read_all(open.iter(), cpus),
+    });
+    records.sort_by(|one, other| one.name.cmp(&other.name));
+    let mut sources: Vec<Source> = records
+        .iter()
+        .map(|record| Source {
+            what: record.name.clone(),
+            status: match (&record.problem, record.complete) {
+                (Some(_), _) => SourceStatus::Failed,
+                (None, false) => SourceStatus::Partial,
+                (None, true) => SourceStatus::Complete,
+            },
+            reason: record.problem.clone().or_else(|| {
+                (!record.complete)
+                    .then(|| "the map changed faster than it could be read".to_owned())
+            }),
+        })
+        .collect();
+    sources.extend(["programs per device", "routes and neighbours"].map(|what| Source {
+        what: what.to_owned(),
+        status: SourceStatus::NotAttempted,
+        reason: Some("this version reads Cilium's maps only".to_owned()),
+    }));
+    Ok((records, sources))
+}
+
+/// Reads maps whole; the services maps, by far the largest share of the work, on a thread of
+/// their own.
+fn read_all<'a>(open: impl Iterator<Item = &'a OpenMap>, cpus: usize) -> Vec<MapRecord> {
+    let (services, rest): (Vec<_>, Vec<_>) =
+        open.partition(|map| map.layout.kind == MapKind::Services);
+    let read = |maps: Vec<&OpenMap>| -> Vec<MapRecord> {
+        maps.into_iter().map(|map| or_failed(map, map.read(cpus))).collect()
+    };
+    std::thread::scope(|scope| {
+        let services = scope.spawn(|| read(services));
+        let mut records = read(rest);
+        match services.join() {
+            Ok(services) => records.extend(services),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+        records
+    })
+}
+
+/// The record, or one that says why there is none.
+fn or_failed(map: &OpenMap, result: Result<MapRecord, MapError>) -> MapRecord {
+    result.unwrap_or_else(|error| {
+        let root = map.path.ancestors().nth(3).unwrap_or(Path::new("/"));
+        maps::failed(root, &map.name, &error, Some(&map.info))
+    })
+}
+
+/// Devices that pins and maps name, with the names that they have here and now.
+fn devices(bpffs: &Bpffs, records: &[MapRecord]) -> Vec<Device> {
+    let mut named: BTreeMap<u32, Vec<String>> = BTreeMap::new();
+    for pin in &bpffs.pins {
+        if let Some(index) = pin.strip_prefix("cilium_calls_netdev_")
+            && let Ok(index) = index.parse()
+        {
+            named.entry(index).or_default().push(pin.clone());
+        }
+    }
+    for record in records {
+        let offset = match record.kind() {
+            Some((MapKind::Devices, _, _)) => 0,
+            Some((MapKind::L2Responder, Some(Family::V4), _)) => 4,
+            Some((MapKind::L2Responder, Some(Family::V6), _)) => 16,
+            _ => continue,
+        };
+        for (key, value) in record.entries.iter() {
+            let Some(index) = key.get(offset..offset + 4).and_then(|bytes| bytes.try_into().ok())
+            else {
+                continue;
+            };
+            // An array has all its elements; the empty ones name no device.
+            if offset == 0 && value.iter().all(|&byte| byte == 0) {
+                continue;
+            }
+            let by = named.entry(u32::from_le_bytes(index)).or_default();
+            if !by.contains(&record.name) {
+                by.push(record.name.clone());
+            }
+        }
+    }
+    named
+        .into_iter()
+        .map(|(ifindex, named_by)| Device {
+            ifindex,
+            name: host::interface_name(ifindex),
+            named_by,
+        })
+        .collect()
+}

@@ -1,0 +1,256 @@
+//! What a question about one VIP needs of the load balancer's maps.
+//!
+//! The services and backend maps are hash maps: that a VIP has no further port is known only after
+//! all entries were seen. So they are read whole and the entries that matter are kept; the number
+//! of all is kept too, for the fill of the maps. The agent may change the maps between the read of
+//! one and of the other, and a slot would then seem to name a backend that is not there. Such a
+//! sight is not believed before it was seen again.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::IpAddr,
+};
+
+use zerocopy::IntoBytes;
+
+use super::{
+    maps::{MapError, OpenMap},
+    or_failed, read_all,
+};
+use crate::{
+    cilium::{
+        affinity::AffinityMatch,
+        backends::Backend,
+        endpoints::Endpoint,
+        ipcache::IpcacheKey,
+        l2_responder::L2Responder,
+        layout::{Family, MapKind},
+        order::HostU32,
+        proto::Protocol,
+        reverse_nat::ReverseNat,
+        runtime_config,
+        services::{ServiceKey, ServiceValue},
+        skip_lb::SkipLb,
+        source_range::SourceRange,
+    },
+    evidence::{Coverage, MapRecord, VipQuery},
+};
+
+/// How often an inconsistent pair of maps is read again before it is believed.
+const ATTEMPTS: usize = 3;
+
+/// Reads the maps of which a VIP needs something; [`keep`] leaves of them what it needs.
+pub(super) fn vip(open: &[OpenMap], query: &VipQuery, cpus: usize) -> Vec<MapRecord> {
+    let whole = |map: &&OpenMap| !matches!(map.layout.kind, MapKind::Ipcache | MapKind::Maglev);
+    let mut records = read_all(open.iter().filter(whole), cpus);
+    for _ in 1..ATTEMPTS {
+        if is_consistent(&records, query.address) {
+            break;
+        }
+        let pair = |map: &&OpenMap| {
+            matches!(map.layout.kind, MapKind::Services | MapKind::Backends | MapKind::ReverseNat)
+        };
+        for fresh in read_all(open.iter().filter(pair), cpus) {
+            if let Some(stale) = records.iter_mut().find(|record| record.name == fresh.name) {
+                *stale = fresh;
+            }
+        }
+    }
+    let wanted = Wanted::of(&records, query.address);
+    for map in open.iter().filter(|map| !whole(map)) {
+        records.push(or_failed(map, wanted.lookup(map, cpus)));
+    }
+    records
+}
+
+/// Leaves what matters for the VIP `address`.
+pub(super) fn keep(records: &mut [MapRecord], address: IpAddr) {
+    let wanted = Wanted::of(records, address);
+    for record in records {
+        wanted.select(record);
+    }
+}
+
+/// Number of service entries by the protocol in their keys.
+pub(super) fn count_protocols(records: &[MapRecord]) -> BTreeMap<String, u64> {
+    let mut counts = [0_u64; 256];
+    for record in records {
+        let Some((MapKind::Services, Some(family), _)) = record.kind() else { continue };
+        // The protocol stands four bytes before the end of the key, in both families.
+        let offset = match family {
+            Family::V4 => 8,
+            Family::V6 => 20,
+        };
+        for (key, _) in record.entries.iter() {
+            counts[usize::from(key[offset])] += 1;
+        }
+    }
+    (0_u8..=255)
+        .zip(counts)
+        .filter(|(_, count)| *count > 0)
+        .map(|(number, count)| (Protocol(number).to_string(), count))
+        .collect()
+}
+
+/// The frontends of `address` as they stand in the records: key and value of each entry.
+fn entries_of(
+    records: &[MapRecord],
+    address: IpAddr,
+) -> impl Iterator<Item = (ServiceKey, ServiceValue)> {
+    records
+        .iter()
+        .filter_map(|record| Some((record, record.layout().ok()?)))
+        .filter(|(_, layout)| layout.kind == MapKind::Services)
+        .flat_map(|(record, layout)| {
+            record.entries.iter().filter_map(|(key, value)| {
+                let key = ServiceKey::decode(layout.name, key).ok()?;
+                let value = ServiceValue::decode(layout.name, value).ok()?;
+                Some((key, value))
+            })
+        })
+        .filter(move |(key, _)| key.address == address)
+}
+
+/// Whether every slot of the VIP has its backend and every master its slots.
+fn is_consistent(records: &[MapRecord], address: IpAddr) -> bool {
+    let mut slots: HashMap<ServiceKey, usize> = HashMap::new();
+    let mut masters: HashMap<ServiceKey, usize> = HashMap::new();
+    let mut ids = BTreeSet::new();
+    for (key, value) in entries_of(records, address) {
+        let master = ServiceKey { slot: 0, ..key };
+        if key.is_master() {
+            masters.insert(master, value.count.get().into());
+        } else {
+            *slots.entry(master).or_default() += 1;
+            ids.insert(value.union.get());
+        }
+    }
+    let found = backends(records).filter(|backend| ids.contains(&backend.id)).count();
+    found == ids.len()
+        && masters.iter().all(|(key, count)| slots.get(key).copied().unwrap_or_default() >= *count)
+        && slots.keys().all(|key| masters.contains_key(key))
+}
+
+fn backends(records: &[MapRecord]) -> impl Iterator<Item = Backend> {
+    records
+        .iter()
+        .filter_map(|record| Some((record, record.layout().ok()?)))
+        .filter(|(_, layout)| layout.kind == MapKind::Backends)
+        .flat_map(|(record, layout)| {
+            record
+                .entries
+                .iter()
+                .filter_map(|(key, value)| Backend::decode(layout, key, value).ok())
+        })
+}
+
+/// What the entries of the VIP refer to.
+struct Wanted {
+    address: IpAddr,
+    ids: BTreeSet<u32>,
+    rev_nat: BTreeSet<u16>,
+    backend_addresses: BTreeSet<IpAddr>,
+}
+
+impl Wanted {
+    fn of(records: &[MapRecord], address: IpAddr) -> Self {
+        let mut ids = BTreeSet::new();
+        let mut rev_nat = BTreeSet::new();
+        for (key, value) in entries_of(records, address) {
+            rev_nat.insert(value.rev_nat_index.get());
+            if !key.is_master() {
+                ids.insert(value.union.get());
+            }
+        }
+        let backend_addresses = backends(records)
+            .filter(|backend| ids.contains(&backend.id))
+            .map(|backend| backend.address)
+            .collect();
+        Self { address, ids, rev_nat, backend_addresses }
+    }
+
+    /// Keeps the entries that matter. One that cannot be decoded is kept: it may matter.
+    fn select(&self, record: &mut MapRecord) {
+        let Ok(layout) = record.layout() else { return };
+        let has = |index: u16| self.rev_nat.contains(&index);
+        let keep = |key: &[u8], value: &[u8]| -> Option<bool> {
+            Some(match layout.kind {
+                MapKind::Services => {
+                    ServiceKey::decode(layout.name, key).ok()?.address == self.address
+                }
+                MapKind::Backends => {
+                    self.ids.contains(&Backend::decode(layout, key, value).ok()?.id)
+                }
+                MapKind::ReverseNat => {
+                    let entry = ReverseNat::decode(layout, key, value).ok()?;
+                    has(entry.index) || entry.address == self.address
+                }
+                MapKind::SourceRange => {
+                    has(SourceRange::decode(layout, key, value).ok()?.rev_nat_index)
+                }
+                MapKind::AffinityMatch => {
+                    has(AffinityMatch::decode(layout, key, value).ok()?.rev_nat_index)
+                }
+                MapKind::SkipLb => SkipLb::decode(layout, key, value).ok()?.address == self.address,
+                MapKind::L2Responder => {
+                    L2Responder::decode(layout, key, value).ok()?.address == self.address
+                }
+                MapKind::RuntimeConfig => {
+                    runtime_config::RuntimeConfig::decode(layout, key, value).ok()?.index
+                        <= runtime_config::AGENT_LIVENESS
+                }
+                MapKind::Endpoints => {
+                    let endpoint = Endpoint::decode(layout, key, value).ok()?;
+                    endpoint.flags.is_host()
+                        || endpoint.address == self.address
+                        || self.backend_addresses.contains(&endpoint.address)
+                }
+                _ => true,
+            })
+        };
+        let before = record.entries.len();
+        record.entries.retain(|key, value| keep(key, value).unwrap_or(true));
+        if record.entries.len() < before {
+            record.coverage = Coverage::Selected;
+        }
+    }
+
+    /// Looks up what is found by key alone.
+    fn lookup(&self, map: &OpenMap, cpus: usize) -> Result<MapRecord, MapError> {
+        let keys: Vec<Vec<u8>> = match map.layout.kind {
+            MapKind::Maglev => {
+                self.rev_nat.iter().map(|index| index.to_be_bytes().to_vec()).collect()
+            }
+            // The longest prefix wins, so the full address finds the entry that covers it.
+            MapKind::Ipcache => self
+                .backend_addresses
+                .iter()
+                .chain([&self.address])
+                .map(|address| ipcache_key(*address))
+                .collect(),
+            _ => Vec::new(),
+        };
+        map.lookup(cpus, keys.iter().map(Vec::as_slice))
+    }
+}
+
+/// The key that asks the IP cache for the longest prefix with `address` in it.
+fn ipcache_key(address: IpAddr) -> Vec<u8> {
+    let (family, bits, bytes) = match address {
+        IpAddr::V4(address) => {
+            let mut bytes = [0; 16];
+            bytes[..4].copy_from_slice(&address.octets());
+            (1, 32, bytes)
+        }
+        IpAddr::V6(address) => (2, 128, address.octets()),
+    };
+    let key = IpcacheKey {
+        // What stands before the address is part of the prefix.
+        prefix_len: HostU32::new(32 + bits),
+        cluster_id: 0.into(),
+        pad: 0,
+        family,
+        address: bytes,
+    };
+    key.as_bytes().to_vec()
+}

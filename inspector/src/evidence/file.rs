@@ -1,0 +1,223 @@
+//! Evidence as a file: write, read, verify.
+//!
+//! The document carries the SHA-256 of its own content: of the JSON without the field `sha256`,
+//! object members sorted by name, no white space. A reader that meets another hash refuses the
+//! file, since a verdict on edited evidence is worth nothing.
+
+use std::{
+    io::{self, Read, Write},
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use super::{Evidence, SCHEMA};
+
+/// Evidence as read, with the document that it was read from.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Document {
+    /// What this version understands of it.
+    pub evidence: Evidence,
+    /// SHA-256 of the content, hexadecimal digits.
+    pub sha256: String,
+    /// All of it, fields of later minors included: written back unchanged.
+    value: Value,
+}
+
+/// Why a file is no evidence.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The file could not be read.
+    #[error("cannot read {path}: {source}")]
+    Read {
+        /// Path of the file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file could not be written.
+    #[error("cannot write {path}: {source}")]
+    Write {
+        /// Path of the file.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file ends too early.
+    #[error(
+        "{path} is cut off (line {line}): the evidence is not complete, collect or copy it again"
+    )]
+    Truncated {
+        /// Path of the file.
+        path: PathBuf,
+        /// Line at which it ends.
+        line: usize,
+    },
+    /// The file is no JSON, or not of this shape.
+    #[error("{path} is no evidence file: {reason}")]
+    Malformed {
+        /// Path of the file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// A schema of another major version.
+    #[error(
+        "{path} has schema {found}, this version reads {SCHEMA}: use a version of inspect that \
+         knows it"
+    )]
+    Schema {
+        /// Path of the file.
+        path: PathBuf,
+        /// The schema found.
+        found: String,
+    },
+    /// The content is not what was hashed.
+    #[error(
+        "{path} was changed after it was collected: its content has SHA-256 {found}, it says {said}"
+    )]
+    Hash {
+        /// Path of the file.
+        path: PathBuf,
+        /// Hash of the content.
+        found: String,
+        /// Hash that the file carries.
+        said: String,
+    },
+}
+
+/// SHA-256 over the canonical form of a document, the field `sha256` left out.
+fn hash(document: &Value) -> String {
+    struct HashWriter(Sha256);
+
+    impl Write for HashWriter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.update(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    let mut content = document.clone();
+    if let Value::Object(members) = &mut content {
+        members.remove("sha256");
+    }
+    let mut writer = HashWriter(Sha256::new());
+    // Object members are kept sorted by serde_json, which makes this form canonical. Writing to a
+    // hash cannot fail.
+    if serde_json::to_writer(&mut writer, &content).is_err() {
+        unreachable!("JSON values can be written");
+    }
+    super::Hex(&writer.0.finalize()).to_string()
+}
+
+impl Document {
+    /// From freshly collected evidence.
+    ///
+    /// # Panics
+    /// Never: evidence can be written as JSON.
+    #[must_use]
+    pub fn new(evidence: Evidence) -> Self {
+        let mut value = serde_json::to_value(&evidence).expect("evidence can be written as JSON");
+        let sha256 = hash(&value);
+        value["sha256"] = Value::String(sha256.clone());
+        Self { evidence, sha256, value }
+    }
+
+    /// Reads a file; `-` is standard input.
+    ///
+    /// # Errors
+    /// [`FileError`] for everything that is not complete, unchanged evidence of a known schema.
+    pub fn read(path: &Path) -> Result<Self, FileError> {
+        let mut text = Vec::new();
+        let read = if path == Path::new("-") {
+            io::stdin().lock().read_to_end(&mut text).map(|_| ())
+        } else {
+            std::fs::read(path).map(|bytes| text = bytes)
+        };
+        read.map_err(|source| FileError::Read { path: path.to_owned(), source })?;
+        Self::parse(path, &text)
+    }
+
+    /// Reads evidence from the text of a file; `path` is for error messages.
+    ///
+    /// # Errors
+    /// As [`Document::read`].
+    pub fn parse(path: &Path, text: &[u8]) -> Result<Self, FileError> {
+        let path_owned = || path.to_owned();
+        let malformed = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
+        let value: Value = serde_json::from_slice(text).map_err(|error| {
+            if error.is_eof() {
+                FileError::Truncated { path: path_owned(), line: error.line() }
+            } else {
+                malformed(format!("it is not JSON ({error})"))
+            }
+        })?;
+        let Some(schema) = value.get("schema").and_then(Value::as_str) else {
+            return Err(malformed("it has no field `schema`".to_owned()));
+        };
+        if schema != SCHEMA {
+            return Err(FileError::Schema { path: path_owned(), found: schema.to_owned() });
+        }
+        let Some(said) = value.get("sha256").and_then(Value::as_str) else {
+            return Err(malformed("it has no field `sha256`".to_owned()));
+        };
+        let found = hash(&value);
+        if found != said {
+            return Err(FileError::Hash { path: path_owned(), found, said: said.to_owned() });
+        }
+        let mut evidence: Evidence =
+            serde_json::from_slice(text).map_err(|error| malformed(error.to_string()))?;
+        for record in &mut evidence.maps {
+            record.check_lengths(evidence.host.cpus).map_err(&malformed)?;
+        }
+        Ok(Self { evidence, sha256: found, value })
+    }
+
+    /// The document as JSON, fields that this version does not know included.
+    #[must_use]
+    pub fn as_json(&self) -> &Value {
+        &self.value
+    }
+
+    /// Writes the document to a file that is complete or not there: first to a temporary file
+    /// beside it, then renamed. `-` is standard output.
+    ///
+    /// # Errors
+    /// [`FileError::Write`].
+    pub fn write(&self, path: &Path) -> Result<(), FileError> {
+        let failed = |source| FileError::Write { path: path.to_owned(), source };
+        let mut text = serde_json::to_vec_pretty(&self.value).map_err(|e| failed(e.into()))?;
+        text.push(b'\n');
+        if path == Path::new("-") {
+            return io::stdout().lock().write_all(&text).map_err(failed);
+        }
+        write_whole(path, &text).map_err(failed)
+    }
+}
+
+/// Writes a file so that it is there whole or not at all.
+fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
+    let name = path
+        .file_name()
+        .ok_or_else(|| io::Error::new(io::ErrorKind::IsADirectory, "it names a directory"))?;
+    // Devices and pipes cannot be replaced, and need not be.
+    if path.metadata().is_ok_and(|metadata| !metadata.is_file()) {
+        return std::fs::OpenOptions::new().write(true).open(path)?.write_all(text);
+    }
+    let mut temporary = name.to_owned();
+    temporary.push(format!(".{}.tmp", std::process::id()));
+    let temporary = path.with_file_name(temporary);
+    let written = std::fs::File::create(&temporary)
+        .and_then(|mut file| file.write_all(text).and_then(|()| file.sync_all()))
+        .and_then(|()| std::fs::rename(&temporary, path));
+    if written.is_err() {
+        // Best effort: the error that matters is the one that is returned.
+        drop(std::fs::remove_file(&temporary));
+    }
+    written
+}

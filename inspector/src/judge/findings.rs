@@ -1,0 +1,640 @@
+//! The findings: what was seen, what it means, what to do next. Their ids are stable: people
+//! write them into CI.
+
+use std::{fmt, net::IpAddr, str::FromStr};
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{
+    PathVerdict, Served,
+    programmed::{AGENT_TIMEOUT_S, Programmed, ProgrammedFrontend, TrafficPolicy},
+};
+use crate::{
+    cilium::{ipcache::Ipcache, layout::MapKind, proto::Protocol, services::Scope},
+    evidence::{
+        Evidence, VipQuery,
+        tables::{Problem, Tables},
+    },
+};
+
+/// How bad a finding is, worst first.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "lowercase")]
+pub enum Severity {
+    /// Explains why clients are not served.
+    Error,
+    /// May become an error, or makes the answer doubtful.
+    Warning,
+    /// Prevents a false diagnosis.
+    Note,
+}
+
+impl fmt::Display for Severity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            Self::Error => "error",
+            Self::Warning => "warning",
+            Self::Note => "note",
+        })
+    }
+}
+
+macro_rules! finding_ids {
+    ($($(#[$doc:meta])* $name:ident = $id:literal, $severity:ident;)*) => {
+        /// What was found. The ids are stable.
+        #[derive(
+            Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+        )]
+        pub enum FindingId {
+            $($(#[$doc])* #[serde(rename = $id)] $name,)*
+        }
+
+        impl FindingId {
+            /// Every finding of this version.
+            pub const ALL: &[Self] = &[$(Self::$name),*];
+
+            /// The id, as in files and on the command line.
+            #[must_use]
+            pub fn as_str(self) -> &'static str {
+                match self { $(Self::$name => $id),* }
+            }
+
+            /// How bad it is.
+            #[must_use]
+            pub fn severity(self) -> Severity {
+                match self { $(Self::$name => Severity::$severity),* }
+            }
+        }
+    };
+}
+
+finding_ids! {
+    /// The VIP (or the port that was asked for) is no frontend on this node.
+    FrontendAbsent = "frontend-absent", Error;
+    /// Slots without a master entry: the look-up finds nothing.
+    FrontendMasterMissing = "frontend-master-missing", Error;
+    /// A frontend without any backend.
+    FrontendNoBackends = "frontend-no-backends", Error;
+    /// Only terminating backends are left.
+    FrontendOnlyTerminating = "frontend-only-terminating", Error;
+    /// Slots that lead nowhere: missing, or naming a backend that is not there.
+    FrontendSlotDangling = "frontend-slot-dangling", Error;
+    /// This node answers for the VIP, policy Local, and has no backend.
+    AnnouncedNoLocalBackend = "announced-no-local-backend", Error;
+    /// The reverse NAT entry is missing or restores something else.
+    ReverseNatMissing = "reverse-nat-missing", Error;
+    /// Source ranges are checked and let nobody through.
+    SourceRangeDenied = "source-range-denied", Error;
+    /// A load balancer map has no room left.
+    MapFull = "map-full", Error;
+    /// A load balancer map has little room left.
+    MapNearlyFull = "map-nearly-full", Warning;
+    /// A map could not be read or understood.
+    MapNotRead = "map-not-read", Warning;
+    /// The agent gave no sign of life: the responder is silent.
+    AgentDead = "agent-dead", Warning;
+    /// Two BPF file systems hold Cilium's pins.
+    TwoBpffs = "two-bpffs", Warning;
+    /// External and internal scope have different backends.
+    ScopesDiffer = "scopes-differ", Warning;
+    /// A terminating backend is still in a slot.
+    BackendTerminating = "backend-terminating", Warning;
+    /// Flag bits without a meaning.
+    UnknownFlags = "frontend-unknown-flags", Warning;
+    /// A map of an older generation is left over.
+    OlderGeneration = "map-older-generation", Note;
+    /// `ping` of a VIP proves nothing.
+    PingProvesNothing = "ping-proves-nothing", Note;
+    /// A socket on the node is another path than a forwarded packet.
+    NodeProbeOtherPath = "node-probe-other-path", Note;
+    /// An L7 frontend is not DNAT'd.
+    L7IsNotDnat = "l7-is-not-dnat", Note;
+    /// Whether the backends answer was not tried.
+    BackendNotProbed = "backend-not-probed", Note;
+}
+
+impl fmt::Display for FindingId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+/// A word that is no finding's id.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("`{0}` is no finding")]
+pub struct FindingIdError(String);
+
+impl FromStr for FindingId {
+    type Err = FindingIdError;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .iter()
+            .copied()
+            .find(|id| id.as_str() == text)
+            .ok_or_else(|| FindingIdError(text.to_owned()))
+    }
+}
+
+/// One finding.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Finding {
+    /// What it is.
+    pub id: FindingId,
+    /// How bad it is.
+    pub severity: Severity,
+    /// The frontend it is about, if it is about one.
+    pub frontend: Option<String>,
+    /// The path it is about, if it is about one.
+    pub path: Option<String>,
+    /// What was seen, with the numbers.
+    pub seen: String,
+    /// What it means.
+    pub meaning: String,
+    /// What to do or check next.
+    pub next: String,
+}
+
+/// Identities up to this one are the same on every cluster.
+const RESERVED_IDENTITIES: u32 = 255;
+
+/// Collects findings.
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn add(
+        &mut self,
+        id: FindingId,
+        frontend: Option<&str>,
+        seen: String,
+        meaning: &str,
+        next: &str,
+    ) {
+        self.0.push(Finding {
+            id,
+            severity: id.severity(),
+            frontend: frontend.map(str::to_owned),
+            path: None,
+            seen,
+            meaning: meaning.to_owned(),
+            next: next.to_owned(),
+        });
+    }
+}
+
+/// All findings that the maps alone establish, worst first.
+pub(super) fn find(
+    evidence: &Evidence,
+    tables: &Tables,
+    programmed: &Programmed,
+    query: &VipQuery,
+    paths: &[PathVerdict],
+) -> Vec<Finding> {
+    let mut findings = Findings(Vec::new());
+    absent(&mut findings, tables, programmed, query);
+    for frontend in &programmed.frontends {
+        if frontend.master {
+            backends(&mut findings, programmed, frontend, query);
+            restrictions(&mut findings, frontend);
+        } else {
+            findings.add(
+                FindingId::FrontendMasterMissing,
+                Some(&frontend.frontend),
+                format!(
+                    "{} has {} slots and no master entry",
+                    frontend.frontend,
+                    frontend.backends.len()
+                ),
+                "the datapath looks the master entry up first and finds no service: the packet is \
+                 not translated",
+                "the agent writes the master last: if this stays, restart the agent on this node \
+                 and report it",
+            );
+        }
+    }
+    scopes_differ(&mut findings, programmed);
+    announcement(&mut findings, programmed, query);
+    maps(&mut findings, evidence, tables);
+    notes(&mut findings, programmed, query, paths);
+    findings.0.sort_by_key(|finding| finding.severity);
+    findings.0
+}
+
+fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, query: &VipQuery) {
+    let unknown = tables
+        .problems
+        .iter()
+        .any(|problem| matches!(problem, Problem::Map { map, .. } if map.contains("_services_")));
+    if unknown || !programmed.frontends.is_empty() {
+        return;
+    }
+    let address = query.address;
+    let (nearest, next) = if !programmed.others.is_empty() {
+        (
+            format!("; the address has {}", programmed.others.join(", ")),
+            "check the Service's ports, and the protocol",
+        )
+    } else if let Some(endpoint) = tables.endpoints.get(&address) {
+        if endpoint.flags.is_host() {
+            (
+                "; it is an address of this node".to_owned(),
+                "an address of the node has NodePort frontends only on the ports of NodePort \
+                 Services: ask for ADDR:PORT, or for the VIP of the LoadBalancer Service",
+            )
+        } else {
+            (
+                format!(
+                    "; it is a pod on this node (endpoint {}, ifindex {})",
+                    endpoint.lxc_id, endpoint.ifindex
+                ),
+                "a pod is reached by its own address, no load balancer takes part: look at the \
+                 Service's VIP instead",
+            )
+        }
+    } else if let Some(entry) = tables.ipcache.get(&address).filter(|entry| !is_world(entry)) {
+        let what = match entry.identity.reserved_name() {
+            Some(name) => format!("known as {name}"),
+            None => format!("a pod or host elsewhere (identity {})", entry.identity.0),
+        };
+        (
+            format!("; it is {what}"),
+            "ask for the VIP of the Service, not for the address of a pod or node",
+        )
+    } else {
+        (
+            String::new(),
+            "check that the Service has this address in status.loadBalancer.ingress, and that the \
+             agent of this node is up to date (`cilium-dbg status`)",
+        )
+    };
+    let meaning = if programmed.wildcards.is_empty() {
+        "nothing on this node translates a packet to it: it goes up the stack with that \
+         destination"
+    } else {
+        "Cilium knows the address, not the port: the wildcard entry drops such packets in BPF, \
+         without an answer"
+    };
+    findings.add(
+        FindingId::FrontendAbsent,
+        None,
+        format!("{query} is no frontend on this node{nearest}"),
+        meaning,
+        next,
+    );
+}
+
+/// Whether the IP cache knows no more of an address than that it is outside of the cluster.
+fn is_world(entry: &Ipcache) -> bool {
+    entry.identity.reserved_name().is_none_or(|name| name.starts_with("world"))
+        && entry.identity.0 <= RESERVED_IDENTITIES
+}
+
+fn backends(
+    findings: &mut Findings,
+    programmed: &Programmed,
+    frontend: &ProgrammedFrontend,
+    query: &VipQuery,
+) {
+    let name = Some(frontend.frontend.as_str());
+    let terminating = frontend.backends.iter().filter(|one| one.state == "terminating").count();
+    let dangling: Vec<_> = frontend
+        .backends
+        .iter()
+        .filter(|backend| backend.selectable && backend.address.is_none())
+        .collect();
+    // An L7 frontend needs no backend: the proxy chooses.
+    if frontend.count == 0 && frontend.l7_proxy_port.is_none() {
+        let announced = programmed.announcement.answering
+            && frontend.scope == Scope::External
+            && frontend.external_traffic_policy == TrafficPolicy::Local;
+        if announced {
+            findings.add(
+                FindingId::AnnouncedNoLocalBackend,
+                name,
+                format!(
+                    "this node answers for {} and {} has externalTrafficPolicy Local and 0 \
+                     backends here",
+                    query.address, frontend.frontend
+                ),
+                "the announcer is elected without regard to backends: clients reach this node, \
+                 which has nowhere to send them, and it does not heal by itself",
+                "use externalTrafficPolicy Cluster for announced Services, or make sure that every \
+                 node that may announce runs a backend",
+            );
+        }
+        if terminating > 0 {
+            findings.add(
+                FindingId::FrontendOnlyTerminating,
+                name,
+                format!(
+                    "{} has 0 choosable backends, {terminating} terminating",
+                    frontend.frontend
+                ),
+                "the last backends are on their way out and new connections are refused or dropped",
+                "check why no new pod is ready",
+            );
+        } else {
+            let elsewhere = match frontend.qcount {
+                0 => String::new(),
+                others => format!(" ({others} quarantined or otherwise not choosable)"),
+            };
+            findings.add(
+                FindingId::FrontendNoBackends,
+                name,
+                format!("{} has 0 choosable backends{elsewhere}", frontend.frontend),
+                "a packet for it is rejected or dropped in BPF",
+                if frontend.external_traffic_policy == TrafficPolicy::Local {
+                    "with policy Local only pods of this node count: see where they run, and \
+                     whether they are ready"
+                } else {
+                    "check that the Service's selector matches ready pods"
+                },
+            );
+        }
+        return;
+    }
+    if !dangling.is_empty() {
+        let slots: Vec<String> = dangling
+            .iter()
+            .map(|backend| format!("slot {} ({})", backend.slot, backend.state))
+            .collect();
+        findings.add(
+            FindingId::FrontendSlotDangling,
+            name,
+            format!(
+                "{}: {} of {} slots lead nowhere: {}",
+                frontend.frontend,
+                dangling.len(),
+                frontend.count,
+                slots.join(", ")
+            ),
+            "connections that choose such a slot are dropped, the others work: the VIP fails now \
+             and then",
+            "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
+             restart the agent on this node",
+        );
+    }
+    if terminating > 0 {
+        let all = frontend
+            .backends
+            .iter()
+            .filter(|backend| backend.selectable)
+            .all(|backend| backend.state == "terminating");
+        findings.add(
+            FindingId::BackendTerminating,
+            name,
+            format!(
+                "{}: {terminating} of {} backends are terminating",
+                frontend.frontend,
+                frontend.backends.len()
+            ),
+            if all && frontend.count > 0 {
+                "they are the last ones and still used until they are gone"
+            } else {
+                "they get no new connections and are gone soon"
+            },
+            "nothing, during a roll-out; otherwise see why the pods do not go",
+        );
+    }
+    if !frontend.reverse_nat.good && frontend.count > 0 {
+        let seen = match &frontend.reverse_nat.restores {
+            None => format!(
+                "{}: reverse NAT entry {} is not there",
+                frontend.frontend, frontend.reverse_nat.id
+            ),
+            Some(other) => format!(
+                "{}: reverse NAT entry {} restores {other}",
+                frontend.frontend, frontend.reverse_nat.id
+            ),
+        };
+        findings.add(
+            FindingId::ReverseNatMissing,
+            name,
+            seen,
+            "requests are translated and reach the backend, replies do not come back as the VIP: \
+             the client sees a time-out",
+            "restart the agent on this node, which writes the entry again",
+        );
+    }
+}
+
+fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+    if let Some(ranges) = &frontend.source_ranges
+        && !ranges.deny
+        && ranges.ranges.is_empty()
+    {
+        findings.add(
+            FindingId::SourceRangeDenied,
+            Some(&frontend.frontend),
+            format!("{} checks source ranges and has none", frontend.frontend),
+            "every client is denied in BPF",
+            "check loadBalancerSourceRanges of the Service",
+        );
+    }
+}
+
+fn scopes_differ(findings: &mut Findings, programmed: &Programmed) {
+    for inside in programmed.frontends.iter().filter(|one| one.scope == Scope::Internal) {
+        let outside = programmed.frontends.iter().find(|other| {
+            (other.port, other.protocol, other.scope)
+                == (inside.port, inside.protocol, Scope::External)
+        });
+        let Some(outside) = outside else {
+            findings.add(
+                FindingId::ScopesDiffer,
+                Some(&inside.frontend),
+                format!("{} has an internal scope and no external one", inside.frontend),
+                "an entry that was left behind: clients from outside do not reach it",
+                "nothing, if no Service has this port on this address; else restart the agent",
+            );
+            continue;
+        };
+        if outside.usable() != inside.usable() {
+            findings.add(
+                FindingId::ScopesDiffer,
+                Some(&outside.frontend),
+                format!(
+                    "{}: {} backends in the external scope, {} in the internal",
+                    outside.frontend,
+                    outside.usable(),
+                    inside.usable()
+                ),
+                "clients from outside and clients of the cluster meet different backends, as \
+                 externalTrafficPolicy and internalTrafficPolicy say",
+                "a probe from the node or from a pod says nothing about clients from outside",
+            );
+        }
+    }
+}
+
+fn announcement(findings: &mut Findings, programmed: &Programmed, query: &VipQuery) {
+    let announcement = &programmed.announcement;
+    let Some(silent) = announcement.agent_silent_s else { return };
+    if silent < AGENT_TIMEOUT_S {
+        return;
+    }
+    let since = match silent {
+        u64::MAX => "the agent has given no sign of life since this node booted".to_owned(),
+        seconds => format!("the agent's last sign of life was {seconds} s ago"),
+    };
+    let meaning = if announcement.entries.is_empty() {
+        format!(
+            "translation goes on with the state of that moment; this node does not announce {} \
+             anyway",
+            query.address
+        )
+    } else {
+        format!(
+            "translation goes on with the state of that moment, but the L2 responder is silent: \
+             clients that do not have {} in their ARP cache cannot reach it through this node",
+            query.address
+        )
+    };
+    findings.add(
+        FindingId::AgentDead,
+        None,
+        since,
+        &meaning,
+        "see whether cilium-agent runs on this node",
+    );
+}
+
+fn maps(findings: &mut Findings, evidence: &Evidence, tables: &Tables) {
+    let mounts: Vec<String> =
+        evidence.bpffs.iter().map(|bpffs| bpffs.path.display().to_string()).collect();
+    if let Some(read) = evidence.bpffs.iter().find(|bpffs| bpffs.read)
+        && mounts.len() > 1
+    {
+        findings.add(
+            FindingId::TwoBpffs,
+            None,
+            format!(
+                "{} BPF file systems hold Cilium's pins: {}; read was {}",
+                mounts.len(),
+                mounts.join(", "),
+                read.path.display()
+            ),
+            "a second BPF file system was mounted: attached programs may use the maps of the \
+             other one",
+            "compare with --bpffs; a restart of the agent after the mounts are right settles it",
+        );
+    }
+    for record in &evidence.maps {
+        let kinds = [MapKind::Services, MapKind::Backends, MapKind::ReverseNat];
+        let Some((kind, _, _)) = record.kind() else { continue };
+        let (Some(total), true) = (record.total, kinds.contains(&kind)) else { continue };
+        let max = u64::from(record.max_entries);
+        let fill = format!("{} holds {total} of {max} entries", record.name);
+        // The agent stops at the last entry or at the one before, depending on the map.
+        if total + 1 >= max {
+            findings.add(
+                FindingId::MapFull,
+                None,
+                fill,
+                "new Services and backends cannot be written: some work, others do not",
+                "raise --bpf-lb-map-max (Helm: bpf.lbMapMax), or bring the number of Services down",
+            );
+        } else if total * 10 >= max * 9 {
+            findings.add(
+                FindingId::MapNearlyFull,
+                None,
+                fill,
+                "when it is full, new Services and backends cannot be written",
+                "raise --bpf-lb-map-max (Helm: bpf.lbMapMax) before that",
+            );
+        }
+    }
+    for problem in &tables.problems {
+        match problem {
+            Problem::Map { .. }
+            | Problem::Entry { .. }
+            | Problem::Incomplete { .. }
+            | Problem::UnknownScope { .. } => findings.add(
+                FindingId::MapNotRead,
+                None,
+                problem.to_string(),
+                "what this map says is missing from the answer",
+                "`inspect doctor` says what can be read here and what for",
+            ),
+            Problem::OlderGeneration { .. } => findings.add(
+                FindingId::OlderGeneration,
+                None,
+                problem.to_string(),
+                "left over from an upgrade; the datapath does not use it",
+                "nothing",
+            ),
+            Problem::UnknownFlags { frontend, .. } => findings.add(
+                FindingId::UnknownFlags,
+                Some(frontend),
+                problem.to_string(),
+                "written by a newer Cilium than this inspect knows, or damaged",
+                "use a newer inspect",
+            ),
+            // Told of frontend by frontend.
+            Problem::SlotWithoutBackend { .. }
+            | Problem::SlotMissing { .. }
+            | Problem::SlotsWithoutMaster { .. } => {}
+        }
+    }
+}
+
+fn notes(
+    findings: &mut Findings,
+    programmed: &Programmed,
+    query: &VipQuery,
+    paths: &[PathVerdict],
+) {
+    if programmed.frontends.is_empty() {
+        return;
+    }
+    let icmp = match query.address {
+        IpAddr::V4(_) => Protocol(1),
+        IpAddr::V6(_) => Protocol(58),
+    };
+    if programmed.frontends.iter().all(|frontend| frontend.protocol != icmp) {
+        findings.add(
+            FindingId::PingProvesNothing,
+            None,
+            format!("{} has no ICMP frontend", query.address),
+            "Cilium's load balancer never translates ICMP: no answer to `ping` is no symptom",
+            "probe with the protocol and port of the frontend, from where the client is",
+        );
+    }
+    for frontend in &programmed.frontends {
+        if let Some(port) = frontend.l7_proxy_port {
+            findings.add(
+                FindingId::L7IsNotDnat,
+                Some(&frontend.frontend),
+                format!("{} is an L7 frontend with the local proxy port {port}", frontend.frontend),
+                "its packets keep the VIP as destination and go to the proxy on this node: no \
+                 backend appears in a trace, and none is needed here",
+                "see whether the proxy listens (`ss -ltn`)",
+            );
+        }
+    }
+    let unproven = paths.iter().any(|path| path.served != Served::No);
+    if unproven {
+        findings.add(
+            FindingId::NodeProbeOtherPath,
+            None,
+            "a socket on this node takes another path than a packet that arrives on a device"
+                .to_owned(),
+            "`curl` on the node is translated at connect (or not at all): it says nothing about \
+             clients from outside, and they say nothing about it",
+            "judge each path by its own line",
+        );
+    }
+    let backends = programmed.frontends.iter().any(|frontend| frontend.usable() > 0);
+    if unproven && backends {
+        findings.add(
+            FindingId::BackendNotProbed,
+            None,
+            "whether the backends answer was not tried".to_owned(),
+            "a backend that refuses or is silent looks the same in the maps",
+            "connect to a backend's address and port from this node",
+        );
+    }
+}

@@ -1,0 +1,31 @@
+//! JSON of a judgement.
+
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::judge::{Judgement, expect::Checked};
+
+/// The document.
+#[derive(Serialize)]
+struct Document<'a> {
+    schema: &'static str,
+    #[serde(flatten)]
+    judgement: &'a Judgement,
+    #[serde(skip_serializing_if = "<[Checked]>::is_empty")]
+    expectations: &'a [Checked],
+}
+
+/// Writes a judgement as JSON.
+///
+/// # Errors
+/// The error of the writer.
+pub fn write(
+    judgement: &Judgement,
+    expectations: &[Checked],
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let document = Document { schema: "inspector.vip/1", judgement, expectations };
+    serde_json::to_writer_pretty(&mut *out, &document)?;
+    out.write_all(b"\n")
+}

@@ -1,0 +1,138 @@
+//! A judgement as Markdown, for a decision record or a ticket.
+
+use std::io::{self, Write};
+
+use super::table::{announced, details, served};
+use crate::judge::{
+    Judgement,
+    expect::{Checked, Met},
+};
+
+/// Keeps text from being taken for markup.
+pub(super) fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '|' | '*' | '_' | '`' | '[' | ']' | '<' | '>' | '#' | '\\' => {
+                escaped.push('\\');
+                escaped.push(character);
+            }
+            '\n' => escaped.push(' '),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// Writes a judgement; `sha256` is that of the evidence it rests on.
+///
+/// # Errors
+/// The error of the writer.
+pub fn write(
+    judgement: &Judgement,
+    expectations: &[Checked],
+    sha256: &str,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let Judgement { vip, node, collected, verdict, programmed, not_measured } = judgement;
+    writeln!(out, "# {vip} on {}\n", escape(node))?;
+    writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
+    writeln!(
+        out,
+        "Served: {}. Collected {collected}; maps as of Cilium {}. Evidence SHA-256 `{sha256}`.\n",
+        verdict.served, programmed.release
+    )?;
+    writeln!(out, "## Programmed\n")?;
+    if programmed.frontends.is_empty() && programmed.wildcards.is_empty() {
+        writeln!(out, "Nothing.\n")?;
+    } else {
+        writeln!(out, "| Frontend | Id | Type | Details |\n| --- | --- | --- | --- |")?;
+        for frontend in programmed.frontends.iter().chain(&programmed.wildcards) {
+            writeln!(
+                out,
+                "| {} | {} | {} | {} |",
+                escape(&frontend.frontend),
+                frontend.reverse_nat.id,
+                frontend.service_type.as_str(),
+                escape(&details(frontend))
+            )?;
+        }
+        writeln!(out)?;
+        if programmed.frontends.iter().any(|frontend| !frontend.backends.is_empty()) {
+            writeln!(out, "| Frontend | Slot | Backend | Id | State | Chosen | Where |")?;
+            writeln!(out, "| --- | --- | --- | --- | --- | --- | --- |")?;
+            for frontend in &programmed.frontends {
+                for backend in &frontend.backends {
+                    writeln!(
+                        out,
+                        "| {} | {} | {} | {} | {} | {} | {} |",
+                        escape(&frontend.frontend),
+                        backend.slot,
+                        escape(backend.address.as_deref().unwrap_or("nothing")),
+                        backend.id,
+                        backend.state,
+                        if backend.selectable { "yes" } else { "no" },
+                        escape(&backend.location.to_string())
+                    )?;
+                }
+            }
+            writeln!(out)?;
+        }
+    }
+    writeln!(out, "Announced here: {}.\n", escape(&announced(&programmed.announcement)))?;
+    if !verdict.paths.is_empty() {
+        writeln!(out, "## Paths\n")?;
+        writeln!(out, "| Frontend | Path | Outcome | Served | Proof | Why |")?;
+        writeln!(out, "| --- | --- | --- | --- | --- | --- |")?;
+        for path in &verdict.paths {
+            writeln!(
+                out,
+                "| {} | {} | {} | {} | {} | {} |",
+                escape(&path.frontend),
+                escape(&path.path),
+                path.outcome,
+                served(path),
+                path.grade,
+                escape(&path.why.join("; "))
+            )?;
+        }
+        writeln!(out)?;
+    }
+    if !verdict.findings.is_empty() {
+        writeln!(out, "## Findings\n")?;
+        for finding in &verdict.findings {
+            writeln!(
+                out,
+                "- **{}** `{}`: {}. {}. Next: {}.",
+                finding.severity,
+                finding.id,
+                escape(&finding.seen),
+                escape(&finding.meaning),
+                escape(&finding.next)
+            )?;
+        }
+        writeln!(out)?;
+    }
+    if !expectations.is_empty() {
+        writeln!(out, "## Expectations\n")?;
+        for checked in expectations {
+            let word = match checked.met {
+                Met::Yes => "met",
+                Met::No => "not met",
+                Met::Unknown => "cannot be told",
+            };
+            match &checked.why {
+                Some(why) => writeln!(out, "- `{}`: {word}: {}", checked.claim, escape(why))?,
+                None => writeln!(out, "- `{}`: {word}", checked.claim)?,
+            }
+        }
+        writeln!(out)?;
+    }
+    if !not_measured.is_empty() {
+        writeln!(out, "## Not measured\n")?;
+        for line in not_measured {
+            writeln!(out, "- {}", escape(line))?;
+        }
+    }
+    Ok(())
+}

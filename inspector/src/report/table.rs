@@ -1,0 +1,330 @@
+//! A judgement for a terminal.
+
+use std::io::{self, Write};
+
+use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+
+use crate::{
+    cilium::services::Scope,
+    judge::{
+        Finding, Judgement, PathVerdict, Served, Severity,
+        expect::{Checked, Met},
+        programmed::{Announcement, ProgrammedFrontend, TrafficPolicy},
+    },
+};
+
+/// How to draw.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Style {
+    /// Columns of the terminal.
+    pub width: u16,
+    /// Whether to colour.
+    pub color: bool,
+    /// Leave out what is not an error, and the details.
+    pub quiet: bool,
+    /// Show what was not measured in full.
+    pub verbose: bool,
+}
+
+/// Writes a judgement.
+///
+/// # Errors
+/// The error of the writer.
+pub fn write(
+    judgement: &Judgement,
+    expectations: &[Checked],
+    style: Style,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let Judgement { vip, node, collected, verdict, programmed, not_measured } = judgement;
+    writeln!(out, "{}", sentence(verdict.served, &verdict.sentence, style))?;
+    if style.quiet {
+        return write_expectations(expectations, style, out);
+    }
+    writeln!(out)?;
+    writeln!(out, "{vip} on {node}, {collected}; maps as of Cilium {}", programmed.release)?;
+    if !programmed.frontends.is_empty() || !programmed.wildcards.is_empty() {
+        writeln!(out)?;
+        write_frontends(programmed.frontends.iter().chain(&programmed.wildcards), style, out)?;
+    }
+    if !verdict.paths.is_empty() {
+        writeln!(out)?;
+        write_paths(&verdict.paths, style, out)?;
+    }
+    writeln!(out)?;
+    writeln!(out, "Announced here: {}", announced(&programmed.announcement))?;
+    if !verdict.findings.is_empty() {
+        writeln!(out)?;
+        write_findings(&verdict.findings, style, out)?;
+    }
+    if style.verbose && !not_measured.is_empty() {
+        writeln!(out, "\nNot measured:")?;
+        for line in not_measured {
+            writeln!(out, "  {line}")?;
+        }
+    }
+    write_expectations(expectations, style, out)
+}
+
+/// The first word of the sentence stands out.
+fn sentence(served: Served, sentence: &str, style: Style) -> String {
+    let code = match served {
+        Served::Yes => "1;32",
+        Served::No => "1;31",
+        Served::Partly | Served::Unknown => "1;33",
+    };
+    match (style.color, sentence.split_once(':')) {
+        (true, Some((word, rest))) => format!("\x1b[{code}m{word}\x1b[0m:{rest}"),
+        _ => sentence.to_owned(),
+    }
+}
+
+fn table(style: Style) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_content_arrangement(ContentArrangement::Dynamic)
+        .set_width(style.width);
+    if style.color {
+        table.enforce_styling();
+    } else {
+        table.force_no_tty();
+    }
+    table
+}
+
+/// Prints a table without the spaces that fill its last column.
+fn print(table: &Table, out: &mut impl Write) -> io::Result<()> {
+    for line in table.lines() {
+        writeln!(out, "{}", line.trim_end())?;
+    }
+    Ok(())
+}
+
+fn write_frontends<'a>(
+    frontends: impl Iterator<Item = &'a ProgrammedFrontend>,
+    style: Style,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut table = table(style);
+    table.set_header(["FRONTEND / BACKEND", "ID", "TYPE / STATE", "DETAILS"]);
+    for frontend in frontends {
+        table.add_row([
+            Cell::new(&frontend.frontend),
+            Cell::new(frontend.reverse_nat.id),
+            Cell::new(frontend.service_type.as_str()),
+            Cell::new(details(frontend)),
+        ]);
+        for backend in &frontend.backends {
+            let color = match (&backend.address, backend.selectable) {
+                (None, true) => Some(Color::Red),
+                (_, false) => Some(Color::DarkGrey),
+                _ => None,
+            };
+            let cells = [
+                format!(
+                    "  {} => {}",
+                    backend.slot,
+                    backend.address.as_deref().unwrap_or("nothing")
+                ),
+                if backend.id == 0 { String::new() } else { backend.id.to_string() },
+                backend.state.clone(),
+                match (backend.address.is_some(), backend.selectable) {
+                    (true, true) => backend.location.to_string(),
+                    (true, false) if backend.state == "active" => {
+                        format!(
+                            "{}; not chosen: quarantined, or terminating here",
+                            backend.location
+                        )
+                    }
+                    (true, false) => format!("{}; not chosen", backend.location),
+                    (false, _) => "connections that choose this slot fail".to_owned(),
+                },
+            ];
+            table.add_row(cells.map(|text| {
+                let cell = Cell::new(text);
+                match color {
+                    Some(color) => cell.fg(color),
+                    None => cell,
+                }
+            }));
+        }
+    }
+    print(&table, out)
+}
+
+/// What is particular about a frontend, in a few words.
+pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
+    if frontend.wildcard {
+        return "wildcard: other ports and protocols of the address are dropped".to_owned();
+    }
+    if !frontend.master {
+        return "no master entry".to_owned();
+    }
+    let mut words = Vec::new();
+    match frontend.l7_proxy_port {
+        Some(port) => words.push(format!("L7, proxy port {port}")),
+        None if frontend.count == 0 => words.push("no backends".to_owned()),
+        None => words.push(format!("{} of {} backends usable", frontend.usable(), frontend.count)),
+    }
+    if frontend.scope == Scope::Internal {
+        words.push("internal scope".to_owned());
+    } else if frontend.two_scopes {
+        words.push("external scope".to_owned());
+    }
+    if frontend.external_traffic_policy == TrafficPolicy::Local {
+        words.push("externalTrafficPolicy Local".to_owned());
+    }
+    if frontend.internal_traffic_policy == TrafficPolicy::Local {
+        words.push("internalTrafficPolicy Local".to_owned());
+    }
+    if let Some(seconds) = frontend.session_affinity_s {
+        words.push(format!("session affinity {seconds} s"));
+    }
+    if let Some(algorithm) = frontend.algorithm {
+        words.push(algorithm.to_owned());
+    }
+    if let Some(ranges) = &frontend.source_ranges {
+        let verb = if ranges.deny { "denies" } else { "allows" };
+        let list =
+            if ranges.ranges.is_empty() { "nobody".to_owned() } else { ranges.ranges.join(" ") };
+        words.push(format!("{verb} {list}"));
+    }
+    if !frontend.routable {
+        words.push("not routable from outside".to_owned());
+    }
+    if frontend.dsr {
+        words.push("DSR".to_owned());
+    }
+    words.push(if frontend.reverse_nat.good {
+        "reverse NAT there".to_owned()
+    } else {
+        "reverse NAT MISSING".to_owned()
+    });
+    words.join(", ")
+}
+
+fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io::Result<()> {
+    let mut table = table(style);
+    table.set_header(["FRONTEND", "PATH", "OUTCOME", "SERVED", "PROOF", "WHY"]);
+    let mut rest = paths;
+    while let Some((first, others)) = rest.split_first() {
+        // Devices on which the same becomes of a packet share a row.
+        let same = others.iter().take_while(|other| is_twin(first, other)).count();
+        let (twins, after) = others.split_at(same);
+        let mut name = first.path.clone();
+        for device in twins.iter().filter_map(|twin| twin.device.as_deref()) {
+            name.push_str(", ");
+            name.push_str(device);
+        }
+        let color = match first.served {
+            Served::Yes => Color::Green,
+            Served::No => Color::Red,
+            Served::Partly | Served::Unknown => Color::Yellow,
+        };
+        table.add_row([
+            Cell::new(port(&first.frontend)),
+            Cell::new(name),
+            Cell::new(first.outcome),
+            Cell::new(served(first)).fg(color),
+            Cell::new(first.grade),
+            Cell::new(first.why.join("; ")),
+        ]);
+        rest = after;
+    }
+    print(&table, out)
+}
+
+/// Whether two verdicts differ in nothing but the device.
+fn is_twin(one: &PathVerdict, other: &PathVerdict) -> bool {
+    let same = PathVerdict { path: one.path.clone(), device: one.device.clone(), ..other.clone() };
+    one.device.is_some() && other.device.is_some() && *one == same
+}
+
+/// `443/TCP` of `192.168.2.20:443/TCP`.
+fn port(frontend: &str) -> &str {
+    frontend.rsplit(':').next().unwrap_or(frontend)
+}
+
+/// `yes`, `no`, … with the share where it is neither 0 nor 1.
+pub(super) fn served(path: &PathVerdict) -> String {
+    match path.share {
+        Some(share) => format!("{}, at most {:.0} %", path.served, share * 100.0),
+        None => path.served.to_string(),
+    }
+}
+
+/// Who answers ARP, in one line.
+pub(super) fn announced(announcement: &Announcement) -> String {
+    if !announcement.responder_map {
+        return "no (this node has no L2 responder map)".to_owned();
+    }
+    if announcement.entries.is_empty() {
+        return "no (no L2 responder entry for it)".to_owned();
+    }
+    let entries: Vec<String> = announcement
+        .entries
+        .iter()
+        .map(|entry| {
+            let device =
+                entry.device.clone().unwrap_or_else(|| format!("interface {}", entry.ifindex));
+            format!("{device}, {} answers so far", entry.answers)
+        })
+        .collect();
+    let agent = match announcement.agent_silent_s {
+        Some(u64::MAX) => "no sign of life of the agent: SILENT".to_owned(),
+        Some(seconds) if announcement.answering => format!("agent alive {seconds} s ago"),
+        Some(seconds) => format!("agent's last sign of life {seconds} s ago: SILENT"),
+        None => "agent liveness unknown".to_owned(),
+    };
+    format!("yes, on {} ({agent})", entries.join("; "))
+}
+
+fn write_findings(findings: &[Finding], style: Style, out: &mut impl Write) -> io::Result<()> {
+    for (index, finding) in findings.iter().enumerate() {
+        let Finding { id, severity, frontend: _, path: _, seen, meaning, next } = finding;
+        if index > 0 {
+            writeln!(out)?;
+        }
+        let code = match severity {
+            Severity::Error => "1;31",
+            Severity::Warning => "1;33",
+            Severity::Note => "1;36",
+        };
+        let mut table = table(style);
+        if style.color {
+            writeln!(out, "\x1b[{code}m{severity}\x1b[0m {id}")?;
+        } else {
+            writeln!(out, "{severity} {id}")?;
+        }
+        table.add_row(["  seen", seen]);
+        table.add_row(["  means", meaning]);
+        table.add_row(["  next", next]);
+        print(&table, out)?;
+    }
+    Ok(())
+}
+
+fn write_expectations(
+    expectations: &[Checked],
+    style: Style,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    if expectations.is_empty() {
+        return Ok(());
+    }
+    writeln!(out)?;
+    for checked in expectations {
+        let (word, code) = match checked.met {
+            Met::Yes => ("met", "32"),
+            Met::No => ("NOT MET", "31"),
+            Met::Unknown => ("CANNOT TELL", "33"),
+        };
+        let word = if style.color { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() };
+        match &checked.why {
+            Some(why) => writeln!(out, "expect {}: {word}: {why}", checked.claim)?,
+            None => writeln!(out, "expect {}: {word}", checked.claim)?,
+        }
+    }
+    Ok(())
+}

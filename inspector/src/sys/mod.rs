@@ -1,0 +1,8 @@
+//! The few raw system calls that aya does not have, and what `/proc` and `/sys` say.
+//!
+//! aya 0.14 opens a pin only for reading and writing and has no batch look-up; both matter here:
+//! the first keeps the promise not to modify anything, the second makes large maps quick to read.
+
+pub mod bpf;
+pub mod host;
+pub mod mounts;

@@ -1,0 +1,11 @@
+//! Watching what the kernel does with packets: what we attach, and what it reports.
+//!
+//! Nothing here changes a packet's way, and everything that is attached is detached when its owner
+//! is dropped; when the process dies without that, the kernel does it, since nothing is pinned.
+//! What the observations mean for a VIP is decided elsewhere.
+
+mod device;
+mod error;
+pub mod tc;
+
+pub use error::TraceError;

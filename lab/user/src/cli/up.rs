@@ -1,0 +1,73 @@
+//! `up`: makes a lab and leaves it up.
+
+use std::{
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+use clap::{Args, ValueEnum};
+use inspector_lab::{Agent, Capture, Lab, capture, state};
+
+#[derive(Debug, Args)]
+pub struct Up {
+    /// Folder of a capture, or FOLDER/PREFIX for one state of a faults folder; a path, or a name
+    /// below lab/captures
+    #[arg(default_value = "v1.21-tcx")]
+    capture: PathBuf,
+
+    /// Name of the lab
+    #[arg(long, default_value = super::DEFAULT_NAME)]
+    name: String,
+
+    /// Take what the capture lacks from this one
+    #[arg(long, value_name = "CAPTURE")]
+    over: Option<PathBuf>,
+
+    /// Whether Cilium's agent seems to live while commands run in the lab
+    #[arg(long, value_enum, default_value_t = Life::Alive)]
+    agent: Life,
+
+    /// Make the maps alone, without network namespaces
+    #[arg(long)]
+    no_network: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+enum Life {
+    /// Its sign of life is refreshed once a second
+    Alive,
+    /// Its sign of life is the captured one, from long ago
+    Dead,
+}
+
+impl Up {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        state::check_root()?;
+        let mut capture = Capture::open(find(&self.capture))?;
+        if let Some(base) = &self.over {
+            capture = capture.over(Capture::open(find(base))?);
+        }
+        let lab = Lab::builder()
+            .captured(capture)
+            .name(self.name)
+            .network(!self.no_network)
+            .agent(match self.agent {
+                Life::Alive => Agent::Alive,
+                Life::Dead => Agent::Dead,
+            })
+            .up()?;
+        // Before the lab is left up: whoever cannot be told of it has no lab.
+        let line = serde_json::to_string(lab.record())?;
+        writeln!(io::stdout(), "{line}")?;
+        lab.detach()?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// The path as given if there is something, else as a name below `lab/captures`.
+fn find(path: &Path) -> PathBuf {
+    let named = capture::project_captures().join(path);
+    let is_named = named.exists() || Capture::open(&named).is_ok();
+    if is_named && !path.exists() { named } else { path.to_owned() }
+}

@@ -1,0 +1,312 @@
+//! `inspector-lab` as people and scripts use it.
+//!
+//! Needs root, as the other tests of the lab; fails without.
+
+use std::{
+    fs,
+    os::unix::process::{CommandExt, ExitStatusExt},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use inspector_lab::{MapHandle, maps};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+use serde_json::Value;
+
+fn lab(arguments: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inspector-lab"));
+    command.args(arguments);
+    command
+}
+
+fn run(arguments: &[&str]) -> Output {
+    lab(arguments).output().expect("inspector-lab")
+}
+
+/// Standard error of a run that must have ended with `code`.
+fn fails(arguments: &[&str], code: i32) -> String {
+    let output = run(arguments);
+    let stderr = String::from_utf8(output.stderr).expect("text");
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {stderr}");
+    assert!(output.stdout.is_empty(), "{arguments:?}");
+    stderr
+}
+
+fn succeeds(arguments: &[&str]) -> String {
+    let output = run(arguments);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {stderr}");
+    assert_eq!(stderr, "", "{arguments:?}");
+    String::from_utf8(output.stdout).expect("text")
+}
+
+/// A lab that goes away with the test, whatever happens.
+struct Up(&'static str);
+
+impl Up {
+    fn new(name: &'static str, arguments: &[&str]) -> (Self, Value) {
+        let up = Self(name);
+        let line = succeeds(&[&["up", "--name", name], arguments].concat());
+        assert_eq!(line.lines().count(), 1, "{line}");
+        (up, serde_json::from_str(&line).expect("JSON"))
+    }
+}
+
+impl Drop for Up {
+    fn drop(&mut self) {
+        // A test that has taken it down itself finds nothing left here.
+        run(&["down", "--name", self.0]);
+    }
+}
+
+/// Everything on the machine that belongs to the lab `name`.
+fn traces(name: &str) -> Vec<String> {
+    let mut traces = Vec::new();
+    let folder = Path::new("/run/inspector-lab").join(name);
+    if folder.exists() {
+        traces.push(folder.display().to_string());
+    }
+    let mounts = fs::read_to_string("/proc/self/mountinfo").expect("mountinfo");
+    let parts = [format!("/run/inspector-lab/{name}/"), format!("/run/netns/ilab-{name}-")];
+    traces.extend(
+        mounts
+            .lines()
+            .filter(|line| parts.iter().any(|part| line.contains(part)))
+            .map(ToOwned::to_owned),
+    );
+    for entry in fs::read_dir("/run/netns").into_iter().flatten() {
+        let file = entry.expect("an entry").file_name().into_string().expect("a name");
+        if file.starts_with(&format!("ilab-{name}-")) {
+            traces.push(file);
+        }
+    }
+    traces
+}
+
+/// Namespaces of pumps now.
+fn pumps() -> Vec<PathBuf> {
+    let mut pumps = Vec::new();
+    for entry in fs::read_dir("/proc").expect("/proc") {
+        let path = entry.expect("an entry").path();
+        if fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "ilab-pump\n") {
+            pumps.extend(fs::read_link(path.join("ns/net")));
+        }
+    }
+    pumps
+}
+
+#[test]
+fn up_exec_down() {
+    let (_up, record) = Up::new("cli-all", &["v1.21-tcx"]);
+    let text =
+        |field: &str| record[field].as_str().unwrap_or_else(|| panic!("{record}")).to_owned();
+    assert_eq!(text("name"), "cli-all");
+    assert_eq!(text("netns"), "/run/netns/ilab-cli-all-node");
+    let bpffs = text("bpffs");
+    assert!(Path::new(&bpffs).join("tc/globals/cilium_lb4_services_v2").exists());
+
+    fn exec<'a>(arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["exec", "--name", "cli-all"], arguments].concat()
+    }
+    let links = succeeds(&exec(&["--", "ip", "-o", "link"]));
+    assert!(links.contains("2: eno1@"), "{links}");
+    assert!(links.contains("3: wg0: <POINTOPOINT,MULTICAST,NOARP,UP,LOWER_UP>"), "{links}");
+    let address =
+        succeeds(&exec(&["--in", "client", "--", "ip", "-o", "-4", "addr", "show", "eth0"]));
+    assert!(address.contains("192.168.2.50/24"), "{address}");
+    // The bpffs is seen, and named, where the command runs.
+    let script =
+        "ls \"$INSPECT_BPFFS/tc/globals\"; grep -c \" $INSPECT_BPFFS \" /proc/self/mountinfo";
+    let seen = succeeds(&exec(&["--", "sh", "-c", script]));
+    assert!(seen.contains("cilium_lb4_services_v2\n"), "{seen}");
+    assert!(seen.ends_with("\n1\n"), "{seen}");
+
+    let error = fails(&["up", "--name", "cli-all"], 2);
+    assert_eq!(
+        error,
+        "error: a lab named cli-all is up already; choose another name, or remove it with `down \
+         --name cli-all`\n"
+    );
+    assert_eq!(succeeds(&["down", "--name", "cli-all"]), "");
+    assert_eq!(traces("cli-all"), [""; 0]);
+    let error = fails(&["down", "--name", "cli-all"], 2);
+    assert_eq!(error, "error: no lab named cli-all is up\n");
+    let error = fails(&exec(&["--", "true"]), 2);
+    assert_eq!(error, "error: no lab named cli-all is up\n");
+}
+
+#[test]
+fn exec_ends_as_its_command_ends() {
+    let (_up, _) = Up::new("cli-status", &["services-10k", "--no-network"]);
+    let shell =
+        |script: &str| run(&["exec", "--name", "cli-status", "--", "sh", "-c", script]).status;
+    assert_eq!(shell("exit 0").code(), Some(0));
+    assert_eq!(shell("exit 37").code(), Some(37));
+    assert_eq!(shell("kill -TERM $$").signal(), Some(libc::SIGTERM));
+    assert_eq!(shell("kill -KILL $$").signal(), Some(libc::SIGKILL));
+    let error = fails(&["exec", "--name", "cli-status", "--", "/no/such/program"], 127);
+    assert_eq!(
+        error,
+        "error: cannot run /no/such/program: No such file or directory (os error 2)\n"
+    );
+    let error = fails(&["exec", "--name", "cli-status", "--in", "client", "--", "true"], 2);
+    assert_eq!(error, "error: the lab cli-status has no client: it was made without a network\n");
+
+    // A signal from outside reaches the command, which decides what comes of it.
+    let mut child = lab(&["exec", "--name", "cli-status", "--", "sh", "-c"])
+        .arg("trap 'exit 9' TERM; echo ready; while :; do sleep 0.01; done")
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("inspector-lab");
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().expect("a pipe"), &mut ready).expect("ready");
+    kill(Pid::from_raw(child.id().cast_signed()), Signal::SIGTERM).expect("a signal");
+    assert_eq!(child.wait().expect("its end").code(), Some(9));
+}
+
+#[test]
+fn the_agent_lives_while_a_command_runs() {
+    let liveness = |record: &Value| {
+        let bpffs = Path::new(record["bpffs"].as_str().expect("a path"));
+        let map = MapHandle::open(&maps::globals(bpffs).join("cilium_runtime_config")).expect("it");
+        let value = map.lookup(&1u32.to_ne_bytes()).expect("a look-up").expect("an entry");
+        Duration::from_nanos(u64::from_ne_bytes(value.try_into().expect("8 bytes")))
+    };
+    let (_up, alive) = Up::new("cli-alive", &["--no-network"]);
+    let (_up, dead) = Up::new("cli-dead", &["--no-network", "--agent", "dead"]);
+    let before = (liveness(&alive), liveness(&dead));
+    thread::sleep(Duration::from_millis(100));
+    succeeds(&["exec", "--name", "cli-alive", "--", "true"]);
+    let start = liveness(&alive);
+    assert!(start > before.0);
+    succeeds(&["exec", "--name", "cli-alive", "--", "sleep", "2.5"]);
+    succeeds(&["exec", "--name", "cli-dead", "--", "sleep", "1.5"]);
+    let end = liveness(&alive);
+    // At its start and twice more.
+    assert!(end - start > Duration::from_millis(1900), "{start:?} {end:?}");
+    assert_eq!(liveness(&dead), before.1);
+}
+
+#[test]
+fn one_state_of_a_faults_folder_over_a_whole_capture() {
+    let arguments = ["v1.18-faults/01-backend-missing", "--over", "v1.18-tcx", "--no-network"];
+    let (_up, record) = Up::new("cli-fault", &arguments);
+    let bpffs = Path::new(record["bpffs"].as_str().expect("a path"));
+    let entries = |name: &str| {
+        let map = MapHandle::open(&maps::globals(bpffs).join(name)).expect("the map");
+        map.entries().expect("its entries").len()
+    };
+    let count = |path: &str| {
+        let path = inspector_lab::capture::project_captures().join(path);
+        let text = fs::read_to_string(path).expect("the file");
+        text.lines().filter(|line| !line.starts_with('#')).count()
+    };
+    assert_eq!(
+        entries("cilium_lb4_backends_v3"),
+        count("v1.18-faults/01-backend-missing.cilium_lb4_backends_v3.hex")
+    );
+    assert_eq!(entries("cilium_ipcache_v2"), count("v1.18-tcx/maps/cilium_ipcache_v2.hex"));
+}
+
+#[test]
+fn what_is_wrong_is_said_in_one_sentence() {
+    let error = fails(&["up", "no/such/capture", "--name", "cli-wrong"], 2);
+    assert_eq!(
+        error,
+        "error: no/such/capture: no such capture: give a folder that holds maps/NAME.hex or \
+         NAME.hex files, or FOLDER/PREFIX for one state of a faults folder\n"
+    );
+    let error = fails(&["up", "v1.18-faults", "--name", "cli-wrong"], 2);
+    assert!(
+        error.contains("; it is a folder of 4 states, open one: ")
+            && error.ends_with("lab/captures/v1.18-faults/00-baseline\n"),
+        "{error}"
+    );
+    let error = fails(&["up", "--name", "Cli/wrong"], 2);
+    assert!(error.starts_with("error: `Cli/wrong` cannot be the name of a lab: "), "{error}");
+    assert_eq!(traces("cli-wrong"), [""; 0]);
+
+    // A copy where anyone may run it.
+    let folder = tempfile::tempdir().expect("a folder");
+    let everyone = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    fs::set_permissions(folder.path(), everyone).expect("permissions");
+    let program = folder.path().join("inspector-lab");
+    fs::copy(env!("CARGO_BIN_EXE_inspector-lab"), &program).expect("a copy");
+    for arguments in [&["up"][..], &["down"], &["down", "--all"], &["exec", "--", "true"]] {
+        let output = Command::new(&program).args(arguments).uid(65534).output().expect("it runs");
+        assert_eq!(output.status.code(), Some(2));
+        assert_eq!(
+            String::from_utf8_lossy(&output.stderr),
+            "error: the lab makes namespaces, mounts and BPF maps and needs root; run it with sudo\n"
+        );
+    }
+}
+
+/// Starts `up` and sends it `signal` after `delay`; the signal that ended it, if one did.
+fn interrupted(name: &str, signal: Signal, delay: Duration) -> Option<i32> {
+    let mut child = lab(&["up", "--name", name])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("inspector-lab");
+    let folder = Path::new("/run/inspector-lab").join(name);
+    let start = Instant::now();
+    while !folder.exists() && start.elapsed() < Duration::from_secs(10) {
+        thread::sleep(Duration::from_micros(200));
+    }
+    thread::sleep(delay);
+    kill(Pid::from_raw(child.id().cast_signed()), signal).expect("a signal");
+    child.wait().expect("its end").signal()
+}
+
+#[test]
+fn a_signal_in_the_middle_of_up_leaves_nothing() {
+    let mut ended = 0;
+    for (index, delay) in [0, 1, 3, 6, 10, 20, 30, 50, 80, 120].into_iter().enumerate() {
+        let signal = if index % 2 == 0 { Signal::SIGINT } else { Signal::SIGTERM };
+        let delay = Duration::from_millis(delay);
+        match interrupted("cli-signal", signal, delay) {
+            Some(number) => {
+                assert_eq!(number, signal as i32);
+                ended += 1;
+                assert_eq!(traces("cli-signal"), [""; 0], "{signal} after {delay:?}");
+            }
+            // It was quicker than the signal: a lab that is up as it should be.
+            None => {
+                succeeds(&["exec", "--name", "cli-signal", "--", "true"]);
+                succeeds(&["down", "--name", "cli-signal"]);
+            }
+        }
+    }
+    assert!(ended >= 3, "only {ended} of 10 signals came in the middle");
+}
+
+#[test]
+fn what_a_killed_up_leaves_can_be_removed() {
+    let mut half_made = 0;
+    for delay in [0, 2, 5, 10, 20, 30, 50, 80] {
+        let delay = Duration::from_millis(delay);
+        let killed = interrupted("cli-killed", Signal::SIGKILL, delay).is_some();
+        half_made += u32::from(killed && !traces("cli-killed").is_empty());
+        if killed {
+            let error = fails(&["exec", "--name", "cli-killed", "--", "true"], 2);
+            let half = "error: the lab cli-killed is not complete: ";
+            let none = "error: no lab named cli-killed is up\n";
+            assert!(error.starts_with(half) || error == none, "{error}");
+        }
+        let namespaces: Vec<PathBuf> = ["node", "vpn"]
+            .iter()
+            .filter_map(|role| fs::metadata(format!("/run/netns/ilab-cli-killed-{role}")).ok())
+            .map(|meta| format!("net:[{}]", std::os::unix::fs::MetadataExt::ino(&meta)).into())
+            .collect();
+        succeeds(&["down", "--name", "cli-killed"]);
+        assert_eq!(traces("cli-killed"), [""; 0], "killed after {delay:?}");
+        assert!(!pumps().iter().any(|pump| namespaces.contains(pump)), "killed after {delay:?}");
+    }
+    assert!(half_made >= 2, "only {half_made} of 8 were killed in the middle");
+}

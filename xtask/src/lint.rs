@@ -1,0 +1,63 @@
+//! `cargo xtask lint`: formatting, clippy and the dependencies' licences and sources.
+
+use anyhow::Result;
+
+use crate::{process, setup};
+
+/// `cargo xtask lint`: sets up and runs every check.
+pub fn run() -> Result<()> {
+    format()?;
+    setup::ensure()?;
+    dependencies()?;
+    clippy()
+}
+
+/// Fails if `cargo fmt` would change a file.
+pub fn format() -> Result<()> {
+    process::run(process::cargo().args(["fmt", "--all", "--", "--check"]))
+}
+
+/// Licences, bans and sources of every dependency; known vulnerabilities too, if the database of
+/// them can be had.
+pub fn dependencies() -> Result<()> {
+    let deny = setup::cargo_deny()?;
+    let check = |arguments: &[&str]| {
+        let mut command = std::process::Command::new(&deny);
+        command.current_dir(process::workspace()).args(arguments);
+        command
+    };
+    process::run(&mut check(&["check", "--hide-inclusion-graph", "licenses", "bans", "sources"]))?;
+    match process::output(&mut check(&["fetch", "db"])) {
+        Ok(_) => process::run(&mut check(&["check", "--disable-fetch", "advisories"])),
+        Err(error) => {
+            eprintln!(
+                "warning: dependencies were NOT checked for known vulnerabilities: their database \
+                 could not be had ({error:#})"
+            );
+            Ok(())
+        }
+    }
+}
+
+/// Clippy with warnings denied: all targets of the host's crates, and the BPF programs for the BPF
+/// target.
+pub fn clippy() -> Result<()> {
+    process::run(process::cargo().args([
+        "clippy",
+        "--workspace",
+        "--exclude",
+        "inspector-ebpf",
+        "--all-targets",
+        "--",
+        "--deny",
+        "warnings",
+    ]))?;
+    // The same unstable option, allowed in the same way, as in inspector's build script.
+    process::run(
+        process::cargo()
+            .args(["clippy", "--package", "inspector-ebpf", "--target", "bpfel-unknown-none"])
+            .args(["-Z", "build-std=core", "--", "--deny", "warnings"])
+            .env("RUSTC_BOOTSTRAP", "1")
+            .env("AYA_BPF_TARGET_ARCH", std::env::consts::ARCH),
+    )
+}

@@ -1,0 +1,320 @@
+//! Core's source from Debian's package `rust-src`, without touching the system.
+//!
+//! The mirror, its options and its key are those that the system's apt is configured with; only
+//! the suite is another. Lists, cache and package stay in a folder of ours and are removed after.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::process;
+
+/// Suites that have had the compiler's version at some time, the most likely ones first. Backports
+/// keep several versions side by side.
+const SUITES: [&str; 4] = ["trixie-backports", "testing", "unstable", "bookworm-backports"];
+
+/// Downloads `rust-src` of exactly `version` and puts its `library` folder at `library`.
+pub fn download(version: &str, library: &Path) -> Result<()> {
+    for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
+        if !process::is_installed(tool) {
+            bail!("{tool} is not installed");
+        }
+    }
+    let work = super::tools_dir()?.join("debian");
+    process::remove_dir(&work)?;
+    let outcome = download_in(&work, version, library);
+    process::remove_dir(&work)?;
+    outcome
+}
+
+fn download_in(work: &Path, version: &str, library: &Path) -> Result<()> {
+    let mirror = configured_mirror()?;
+    let mut tried = Vec::new();
+    for suite in SUITES {
+        match Apt::new(work, &mirror, suite).and_then(|apt| apt.rust_src(version)) {
+            Ok(source) => return super::copy_library(&source, library),
+            Err(error) => tried.push(format!("{suite}: {error:#}")),
+        }
+    }
+    bail!("{}", tried.join(", "))
+}
+
+/// An apt that knows one suite of one mirror and keeps everything in one folder.
+struct Apt<'a> {
+    work: &'a Path,
+    options: Vec<String>,
+}
+
+impl<'a> Apt<'a> {
+    fn new(work: &'a Path, mirror: &Mirror, suite: &str) -> Result<Self> {
+        process::remove_dir(work)?;
+        for folder in ["lists/partial", "cache/archives/partial", "sources"] {
+            let path = work.join(folder);
+            fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        }
+        for (file, text) in
+            [("sources/debian.sources", mirror.stanza(suite)), ("status", String::new())]
+        {
+            let path = work.join(file);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
+        }
+        let work_text =
+            work.to_str().with_context(|| format!("{} is not UTF-8", work.display()))?;
+        let options = vec![
+            format!("Dir::State::Lists={work_text}/lists"),
+            format!("Dir::State::Status={work_text}/status"),
+            format!("Dir::Cache={work_text}/cache"),
+            "Dir::Etc::SourceList=/dev/null".to_owned(),
+            format!("Dir::Etc::SourceParts={work_text}/sources"),
+            // Pins are for what gets installed; they could hide the version that we look for.
+            "Dir::Etc::Preferences=/dev/null".to_owned(),
+            "Dir::Etc::PreferencesParts=/dev/null".to_owned(),
+            // As root, apt would download as a user who cannot write to our folder.
+            "APT::Sandbox::User=root".to_owned(),
+            "APT::Update::Error-Mode=any".to_owned(),
+            "APT::Get::List-Cleanup=false".to_owned(),
+            "Acquire::Languages=none".to_owned(),
+        ];
+        Ok(Self { work, options })
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(self.work).env("LC_ALL", "C").arg("-q");
+        for option in &self.options {
+            command.args(["-o", option]);
+        }
+        command
+    }
+
+    /// The unpacked `library` folder of `rust-src` in `version`.
+    fn rust_src(&self, version: &str) -> Result<PathBuf> {
+        output(self.command("apt-get").arg("update"), "apt-get update")?;
+        let madison =
+            output(self.command("apt-cache").args(["madison", "rust-src"]), "apt-cache madison")?;
+        let package = pick(&madison, version)
+            .with_context(|| format!("no rust-src {version}, but {}", found_versions(&madison)))?;
+        eprintln!("core's source: downloading Debian's rust-src {package}");
+        output(
+            self.command("apt-get").args(["download", &format!("rust-src={package}")]),
+            "apt-get download",
+        )?;
+        let deb = fs::read_dir(self.work)
+            .with_context(|| format!("cannot list {}", self.work.display()))?
+            .filter_map(|entry| Some(entry.ok()?.path()))
+            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
+            .context("apt-get download left no package")?;
+        let unpacked = self.work.join("unpacked");
+        output(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&unpacked), "dpkg-deb -x")?;
+        Ok(unpacked.join(format!("usr/src/rustc-{version}/library")))
+    }
+}
+
+/// [`process::output`] with a short name in the error: apt's command lines are long.
+fn output(command: &mut Command, name: &str) -> Result<String> {
+    process::output(command).map_err(|error| {
+        let text = format!("{error:#}");
+        let reason = text.rsplit_once("` failed: ").map_or(text.as_str(), |(_, reason)| reason);
+        anyhow::anyhow!("{name}: {reason}")
+    })
+}
+
+/// The Debian version in `apt-cache madison`'s output whose upstream version is `version`.
+fn pick<'a>(madison: &'a str, version: &str) -> Option<&'a str> {
+    versions(madison).find(|debian| {
+        debian
+            .strip_prefix(version)
+            .is_some_and(|rest| rest.starts_with(['+', '-', '~']) || rest.is_empty())
+    })
+}
+
+fn versions(madison: &str) -> impl Iterator<Item = &str> {
+    madison.lines().filter_map(|line| line.split('|').nth(1)).map(str::trim)
+}
+
+fn found_versions(madison: &str) -> String {
+    let found: Vec<_> = versions(madison).collect();
+    if found.is_empty() { "none at all".to_owned() } else { found.join(" ") }
+}
+
+/// A Debian mirror as apt is configured with it.
+#[derive(Debug, PartialEq, Eq)]
+struct Mirror {
+    uri: String,
+    /// The value of `Signed-By`, further lines included (a key may stand there itself).
+    signed_by: Option<String>,
+}
+
+impl Mirror {
+    /// A `.sources` stanza for another suite of this mirror.
+    fn stanza(&self, suite: &str) -> String {
+        let mut text =
+            format!("Types: deb\nURIs: {}\nSuites: {suite}\nComponents: main\n", self.uri);
+        if let Some(key) = &self.signed_by {
+            text.push_str("Signed-By:");
+            text.push_str(if key.starts_with('\n') { "" } else { " " });
+            text.push_str(key);
+            text.push('\n');
+        }
+        text
+    }
+
+    /// Whether this is Debian's main archive, which has every suite.
+    fn is_main_archive(&self) -> bool {
+        let uri = self.uri.trim_end_matches('/');
+        uri.ends_with("/debian") || uri.ends_with("/debian.list")
+    }
+}
+
+/// The first mirror of Debian's main archive in apt's configuration, else Debian's own.
+fn configured_mirror() -> Result<Mirror> {
+    let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
+    if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
+        let mut found: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
+        found.sort();
+        files.append(&mut found);
+    }
+    for file in files {
+        let parse = match file.extension().and_then(|extension| extension.to_str()) {
+            Some("list") => parse_list,
+            Some("sources") => parse_sources,
+            _ => continue,
+        };
+        let text = match fs::read_to_string(&file) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot read {}", file.display()));
+            }
+        };
+        if let Some(mirror) = parse(&text).into_iter().find(Mirror::is_main_archive) {
+            return Ok(mirror);
+        }
+    }
+    Ok(Mirror { uri: "http://deb.debian.org/debian".to_owned(), signed_by: None })
+}
+
+/// The mirrors of a file in apt's one-line format.
+fn parse_list(text: &str) -> Vec<Mirror> {
+    text.lines()
+        .filter_map(|line| {
+            let line = line.split('#').next().unwrap_or_default().trim();
+            let rest = line.strip_prefix("deb")?.strip_prefix([' ', '\t'])?.trim_start();
+            let (options, rest) = match rest.strip_prefix('[') {
+                Some(rest) => rest.split_once(']')?,
+                None => ("", rest),
+            };
+            let signed_by = options
+                .split_whitespace()
+                .find_map(|option| option.strip_prefix("signed-by="))
+                .map(|key| key.replace(',', " "));
+            Some(Mirror { uri: rest.split_whitespace().next()?.to_owned(), signed_by })
+        })
+        .collect()
+}
+
+/// The mirrors of a file in apt's stanza format (deb822).
+fn parse_sources(text: &str) -> Vec<Mirror> {
+    // Comments may stand between the lines of a stanza: they go before the blank lines count.
+    let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    lines
+        .split(|line| line.trim().is_empty())
+        .flat_map(|stanza| {
+            let is_enabled = field(stanza, "Enabled").is_none_or(|value| value.trim() != "no");
+            let is_binary = field(stanza, "Types")
+                .is_some_and(|value| value.split_whitespace().any(|kind| kind == "deb"));
+            let uris = field(stanza, "URIs").filter(|_| is_enabled && is_binary);
+            let signed_by = field(stanza, "Signed-By");
+            uris.unwrap_or_default()
+                .split_whitespace()
+                .map(|uri| Mirror { uri: uri.to_owned(), signed_by: signed_by.clone() })
+                .collect::<Vec<_>>()
+        })
+        .collect()
+}
+
+/// The value of a field in a stanza, with its continuation lines.
+fn field(stanza: &[&str], name: &str) -> Option<String> {
+    let mut lines = stanza.iter().skip_while(|line| {
+        line.split_once(':').is_none_or(|(key, _)| !key.eq_ignore_ascii_case(name))
+    });
+    let (_, first) = lines.next()?.split_once(':')?;
+    let mut value = first.trim().to_owned();
+    for line in lines.take_while(|line| line.starts_with([' ', '\t'])) {
+        value.push('\n');
+        value.push_str(line);
+    }
+    Some(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stanza_file_as_debian_ships_it() {
+        let text = "Types: deb\n# a comment\nURIs: http://mirror.example/debian\n\
+                    Suites: bookworm bookworm-updates\nComponents: main\n\
+                    Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n\
+                    Types: deb\nURIs: http://mirror.example/debian-security\n\
+                    Suites: bookworm-security\nComponents: main\n";
+        let mirrors = parse_sources(text);
+        assert_eq!(mirrors.len(), 2);
+        assert!(mirrors[0].is_main_archive());
+        assert!(!mirrors[1].is_main_archive());
+        assert_eq!(
+            mirrors[0].stanza("trixie-backports"),
+            "Types: deb\nURIs: http://mirror.example/debian\nSuites: trixie-backports\n\
+             Components: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n"
+        );
+    }
+
+    #[test]
+    fn key_in_the_stanza_itself_is_kept() {
+        let text = "Types: deb\nURIs: https://mirror.example/debian/\nSuites: trixie\n\
+                    Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==\n";
+        let mirrors = parse_sources(text);
+        let stanza = mirrors[0].stanza("testing");
+        assert!(
+            stanza.ends_with("Signed-By:\n -----BEGIN PGP PUBLIC KEY BLOCK-----\n .\n mQ==\n"),
+            "{stanza}"
+        );
+    }
+
+    #[test]
+    fn disabled_and_source_stanzas_are_left_out() {
+        let text = "Types: deb-src\nURIs: http://a.example/debian\n\n\
+                    Enabled: no\nTypes: deb\nURIs: http://b.example/debian\n";
+        assert_eq!(parse_sources(text), []);
+    }
+
+    #[test]
+    fn one_line_file() {
+        let text = "# deb http://old.example/debian bookworm main\n\
+                    deb-src http://src.example/debian bookworm main\n\
+                    deb [arch=amd64 signed-by=/k.gpg] http://mirror.example/debian bookworm main\n\
+                    deb http://other.example/debian bookworm main # ours\n";
+        assert_eq!(
+            parse_list(text),
+            [
+                Mirror {
+                    uri: "http://mirror.example/debian".to_owned(),
+                    signed_by: Some("/k.gpg".to_owned())
+                },
+                Mirror { uri: "http://other.example/debian".to_owned(), signed_by: None },
+            ]
+        );
+    }
+
+    #[test]
+    fn only_exactly_the_compilers_version_is_picked() {
+        let madison = " rust-src | 1.96.0+dfsg1-1~bpo13+1 | http://m trixie-backports/main amd64 Packages\n \
+                       rust-src | 1.95.0+dfsg1-2~bpo13+1 | http://m trixie-backports/main amd64 Packages\n";
+        assert_eq!(pick(madison, "1.95.0"), Some("1.95.0+dfsg1-2~bpo13+1"));
+        assert_eq!(pick(madison, "1.9"), None);
+        assert_eq!(pick(madison, "1.94.0"), None);
+        assert_eq!(pick("", "1.95.0"), None);
+    }
+}
