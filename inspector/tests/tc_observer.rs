@@ -3,9 +3,10 @@
 
 mod net;
 
-use std::io::Write as _;
+use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::unix::process::ExitStatusExt as _;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -19,6 +20,9 @@ const VIP_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0x20);
 /// Next to the VIPs, and not watched.
 const CONTROL_V4: Ipv4Addr = Ipv4Addr::new(198, 51, 100, 21);
 const CONTROL_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 2, 0, 0, 0, 0, 0x21);
+
+/// What [`attached`] says when nothing is.
+const NOTHING: [u32; 0] = [];
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -283,7 +287,7 @@ fn malformed_packets_are_counted_and_said_but_are_no_event() {
             frame[14] = 0x43;
             send_frame(CLIENT_DEVICE, &frame);
         });
-        assert_eq!(read(&mut observer, 0), []);
+        read(&mut observer, 0);
         let totals = observer.totals().expect("totals");
         assert_eq!((totals.malformed, totals.lost_events, totals.uncounted), (1, 0, 0));
         assert_eq!(
@@ -304,7 +308,7 @@ fn malformed_packets_are_counted_and_said_but_are_no_event() {
 fn it_is_first_lets_packets_go_on_and_is_gone_when_dropped() {
     let (node, client) = node_and_client();
     node.run(|| {
-        assert_eq!(attached(), []);
+        assert_eq!(attached(), NOTHING);
         let mut early = watching();
         early.attach(DEVICE).expect("attach");
         let early_ids = attached();
@@ -331,8 +335,47 @@ fn it_is_first_lets_packets_go_on_and_is_gone_when_dropped() {
             panic!("on purpose");
         }));
         assert!(panicked.is_err());
-        assert_eq!(attached(), []);
+        assert_eq!(attached(), NOTHING);
     });
+}
+
+/// This test is its own victim: in the process that it starts, it attaches and waits for the end.
+#[test]
+fn a_killed_process_leaves_nothing_attached() {
+    const NAME: &str = "a_killed_process_leaves_nothing_attached";
+    const ROLE: &str = "INSPECTOR_TEST_VICTIM";
+    const READY: &str = "the observer is attached";
+    if std::env::var_os(ROLE).is_some() {
+        let mut observer = watching();
+        observer.attach(DEVICE).expect("attach");
+        println!("{READY}");
+        std::thread::sleep(Duration::from_mins(1));
+        panic!("nobody ended this process");
+    }
+
+    let (node, _client) = node_and_client();
+    for signal in [libc::SIGKILL, libc::SIGTERM, libc::SIGINT] {
+        // A process is in the network namespace of the thread that starts it.
+        node.run(|| {
+            let mut victim = std::process::Command::new(std::env::current_exe().expect("self"))
+                .args(["--exact", NAME, "--nocapture"])
+                .env(ROLE, "1")
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .expect("start this test once more");
+            let stdout = BufReader::new(victim.stdout.take().expect("piped"));
+            let is_ready = stdout.lines().map_while(Result::ok).any(|line| line.contains(READY));
+            let before = attached().len();
+            let pid = i32::try_from(victim.id()).expect("a process id");
+            // SAFETY: no pointers are involved; the process is our child, not yet waited for.
+            assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
+            let status = victim.wait().expect("wait");
+            assert!(is_ready, "the victim did not attach: {status}");
+            assert_eq!(before, 1);
+            assert_eq!(status.signal(), Some(signal), "{status}");
+            assert_eq!(attached(), NOTHING, "after signal {signal}");
+        });
+    }
 }
 
 #[test]

@@ -35,6 +35,10 @@ pub fn run() -> Result<()> {
     fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
     let name = format!("inspect-{}-{arch}-linux", env!("CARGO_PKG_VERSION"));
     let path = folder.join(&name);
+    // A copy that is being run cannot be written to, but can be replaced.
+    if path.exists() {
+        fs::remove_file(&path).with_context(|| format!("cannot replace {}", path.display()))?;
+    }
     fs::copy(&built, &path).with_context(|| format!("cannot write {}", path.display()))?;
 
     let mut digest = String::with_capacity(64);

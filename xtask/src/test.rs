@@ -14,7 +14,7 @@ pub fn run() -> Result<()> {
     lint::clippy()?;
 
     let mut tests = process::cargo();
-    tests.args(["test", "--workspace", "--exclude", "inspector-ebpf"]);
+    tests.args(["test", "--workspace", "--exclude", "inspector-ebpf", "--no-fail-fast"]);
     if !prefix.is_empty() {
         let words: Vec<_> =
             prefix.iter().map(|word| toml_string(&word.to_string_lossy())).collect();

@@ -158,7 +158,10 @@ fn kernel(abilities: &mut Vec<Ability>) {
     ));
     let lockdown = host::lockdown();
     let (status, found) = match lockdown.as_deref() {
-        None => (Status::Good, "not built in".to_owned()),
+        None => (
+            Status::Absent,
+            "cannot be told: not built in, or securityfs is not mounted".to_owned(),
+        ),
         Some("none") => (Status::Good, "none".to_owned()),
         Some("integrity") => {
             (Status::Good, "integrity: kprobes and fentry may be refused".to_owned())

@@ -17,11 +17,11 @@ use crate::cilium::{
     flags::ServiceFlags,
     ipcache::Ipcache,
     l2_responder::L2Responder,
-    layout::{self, Family, LAYOUTS, Layout, MapKind},
+    layout::{Family, LAYOUTS, Layout, MapKind},
     release::{self, Release, ReleaseRange},
     reverse_nat::ReverseNat,
     runtime_config::{AGENT_LIVENESS, RuntimeConfig},
-    services::{ServiceKey, ServiceValue},
+    services::{Scope, ServiceKey, ServiceValue},
     source_range::SourceRange,
 };
 
@@ -216,8 +216,9 @@ impl Tables {
         for backends in &mut tables.backends {
             backends.sort_unstable_by_key(|backend| backend.id);
         }
+        tables.find_missing_backend_maps(pins().map(String::as_str));
         tables.find_older_generations(pins().map(String::as_str));
-        tables.find_malformed();
+        tables.find_malformed(evidence);
         tables
     }
 
@@ -311,6 +312,33 @@ impl Tables {
         }
     }
 
+    /// Reports a family that has services and no backend map: without it every slot would seem to
+    /// lead nowhere.
+    fn find_missing_backend_maps<'a>(&mut self, pins: impl Iterator<Item = &'a str>) {
+        let pinned: Vec<Option<Family>> = pins
+            .flat_map(|pin| LAYOUTS.iter().filter(move |layout| layout.name == pin))
+            .filter(|layout| layout.kind == MapKind::Backends)
+            .map(|layout| layout.family)
+            .collect();
+        for (family, map) in
+            [(Family::V4, "cilium_lb4_backends_v3"), (Family::V6, "cilium_lb6_backends_v3")]
+        {
+            let has_slots = self
+                .services
+                .iter()
+                .any(|entry| !entry.key.is_master() && family_of(entry.key.address) == family);
+            if has_slots && !pinned.contains(&Some(family)) {
+                self.problems.push(Problem::Map {
+                    map: map.to_owned(),
+                    reason: format!(
+                        "neither {map} nor an older generation of it is pinned: which slots have \
+                         their backend cannot be told"
+                    ),
+                });
+            }
+        }
+    }
+
     /// Reports maps of an older generation that stand beside a newer one.
     fn find_older_generations<'a>(&mut self, pins: impl Iterator<Item = &'a str>) {
         let present: Vec<&Layout> =
@@ -330,60 +358,78 @@ impl Tables {
         }
     }
 
-    fn find_malformed(&mut self) {
-        let release = self.releases.at_most;
-        let has_backends = |key: &ServiceKey| {
-            self.problems.iter().all(|problem| {
-                !matches!(problem, Problem::Map { map, .. } if is_backends_of(map, key.address))
-            })
-        };
+    fn find_malformed(&mut self, evidence: &Evidence) {
+        let readable = [Family::V4, Family::V6].map(|family| {
+            let was_read = evidence.maps.iter().any(|record| {
+                record
+                    .kind()
+                    .is_some_and(|(kind, of, _)| kind == MapKind::Backends && of == Some(family))
+            });
+            was_read && self.backends_are_known(family)
+        });
         let mut found = Vec::new();
         for frontend in self.frontends() {
-            let name = || FrontendName { key: frontend.key, release }.to_string();
-            if let crate::cilium::services::Scope::Other(scope) = frontend.key.scope {
-                found.push(Problem::UnknownScope { frontend: name(), scope });
-            }
-            let count = match frontend.master {
-                Some(master) => {
-                    let unknown = master.flags().unknown(release);
-                    if unknown != ServiceFlags(0) {
-                        found.push(Problem::UnknownFlags { frontend: name(), bits: unknown.0 });
-                    }
-                    master.count.get()
-                }
-                None => {
-                    found.push(Problem::SlotsWithoutMaster {
-                        frontend: name(),
-                        slots: frontend.slots.len(),
-                    });
-                    0
-                }
-            };
-            let mut present = frontend.slots.iter().map(|entry| entry.key.slot).peekable();
-            for slot in 1..=count {
-                while present.peek().is_some_and(|&other| other < slot) {
-                    present.next();
-                }
-                if present.peek() != Some(&slot) {
-                    found.push(Problem::SlotMissing { frontend: name(), slot, count });
-                }
-            }
-            if !has_backends(&frontend.key) {
-                continue;
-            }
-            for entry in frontend.slots {
-                let backend = entry.value.union.get();
-                if self.backend(entry.key.address, backend).is_none() {
-                    found.push(Problem::SlotWithoutBackend {
-                        frontend: name(),
-                        slot: entry.key.slot,
-                        backend,
-                        selectable: entry.key.slot <= count,
-                    });
-                }
-            }
+            let known = readable[family_index(Some(family_of(frontend.key.address)))];
+            self.check_frontend(&frontend, known, &mut found);
         }
         self.problems.extend(found);
+    }
+
+    /// Whether nothing went wrong with the backend maps of this family.
+    fn backends_are_known(&self, family: Family) -> bool {
+        self.problems.iter().all(|problem| match problem {
+            Problem::Map { map, .. } | Problem::Entry { map, .. } | Problem::Incomplete { map } => {
+                !LAYOUTS.iter().any(|layout| {
+                    layout.name == map
+                        && layout.kind == MapKind::Backends
+                        && layout.family == Some(family)
+                })
+            }
+            _ => true,
+        })
+    }
+
+    fn check_frontend(
+        &self,
+        frontend: &Frontend<'_>,
+        backends_known: bool,
+        found: &mut Vec<Problem>,
+    ) {
+        let release = self.release();
+        let name = || FrontendName { key: frontend.key, release }.to_string();
+        if let Scope::Other(scope) = frontend.key.scope {
+            found.push(Problem::UnknownScope { frontend: name(), scope });
+        }
+        let count = frontend.master.map_or(0, |master| master.count.get());
+        if let Some(master) = frontend.master {
+            let unknown = master.flags().unknown(release);
+            if unknown != ServiceFlags(0) {
+                found.push(Problem::UnknownFlags { frontend: name(), bits: unknown.0 });
+            }
+        } else {
+            found.push(Problem::SlotsWithoutMaster {
+                frontend: name(),
+                slots: frontend.slots.len(),
+            });
+        }
+        let mut present = frontend.slots.iter().map(|entry| entry.key.slot).peekable();
+        for slot in 1..=count {
+            while present.next_if(|&other| other < slot).is_some() {}
+            if present.peek() != Some(&slot) {
+                found.push(Problem::SlotMissing { frontend: name(), slot, count });
+            }
+        }
+        for entry in frontend.slots.iter().filter(|_| backends_known) {
+            let backend = entry.value.union.get();
+            if self.backend(entry.key.address, backend).is_none() {
+                found.push(Problem::SlotWithoutBackend {
+                    frontend: name(),
+                    slot: entry.key.slot,
+                    backend,
+                    selectable: entry.key.slot <= count,
+                });
+            }
+        }
     }
 
     /// All service entries, sorted by address, port, protocol, scope and slot.
@@ -445,14 +491,6 @@ fn family_index(family: Option<Family>) -> usize {
     usize::from(family == Some(Family::V6))
 }
 
-fn is_backends_of(map: &str, address: IpAddr) -> bool {
-    layout::LAYOUTS.iter().any(|layout| {
-        layout.name == map
-            && layout.kind == MapKind::Backends
-            && layout.family == Some(family_of(address))
-    })
-}
-
 /// A frontend as Cilium prints it: `192.168.2.20:443/TCP`, `/i` behind for the internal scope, no
 /// protocol for releases whose keys have none.
 #[derive(Debug, Clone, Copy)]
@@ -473,7 +511,7 @@ impl fmt::Display for FrontendName {
         if self.release >= Release::V1_17 {
             write!(f, "/{protocol}")?;
         }
-        if scope == crate::cilium::services::Scope::Internal {
+        if scope == Scope::Internal {
             f.write_str("/i")?;
         }
         Ok(())

@@ -11,7 +11,7 @@ use super::{
     programmed::{AGENT_TIMEOUT_S, Programmed, ProgrammedFrontend, TrafficPolicy},
 };
 use crate::{
-    cilium::{layout::MapKind, proto::Protocol, services::Scope},
+    cilium::{ipcache::Ipcache, layout::MapKind, proto::Protocol, services::Scope},
     evidence::{
         Evidence, VipQuery,
         tables::{Problem, Tables},
@@ -158,6 +158,9 @@ pub struct Finding {
     pub next: String,
 }
 
+/// Identities up to this one are the same on every cluster.
+const RESERVED_IDENTITIES: u32 = 255;
+
 /// Collects findings.
 struct Findings(Vec<Finding>);
 
@@ -251,9 +254,7 @@ fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, que
                  Service's VIP instead",
             )
         }
-    } else if let Some(entry) =
-        tables.ipcache.get(&address).filter(|entry| entry.identity.reserved_name() != Some("world"))
-    {
+    } else if let Some(entry) = tables.ipcache.get(&address).filter(|entry| !is_world(entry)) {
         let what = match entry.identity.reserved_name() {
             Some(name) => format!("known as {name}"),
             None => format!("a pod or host elsewhere (identity {})", entry.identity.0),
@@ -285,91 +286,26 @@ fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, que
     );
 }
 
+/// Whether the IP cache knows no more of an address than that it is outside of the cluster.
+fn is_world(entry: &Ipcache) -> bool {
+    entry.identity.reserved_name().is_none_or(|name| name.starts_with("world"))
+        && entry.identity.0 <= RESERVED_IDENTITIES
+}
+
+/// What the slots of a frontend tell.
 fn backends(
     findings: &mut Findings,
     programmed: &Programmed,
     frontend: &ProgrammedFrontend,
     query: &VipQuery,
 ) {
-    let name = Some(frontend.frontend.as_str());
-    let terminating = frontend.backends.iter().filter(|one| one.state == "terminating").count();
-    let dangling: Vec<_> = frontend
-        .backends
-        .iter()
-        .filter(|backend| backend.selectable && backend.address.is_none())
-        .collect();
     // An L7 frontend needs no backend: the proxy chooses.
     if frontend.count == 0 && frontend.l7_proxy_port.is_none() {
-        let announced = programmed.announcement.answering
-            && frontend.scope == Scope::External
-            && frontend.external_traffic_policy == TrafficPolicy::Local;
-        if announced {
-            findings.add(
-                FindingId::AnnouncedNoLocalBackend,
-                name,
-                format!(
-                    "this node answers for {} and {} has externalTrafficPolicy Local and 0 \
-                     backends here",
-                    query.address, frontend.frontend
-                ),
-                "the announcer is elected without regard to backends: clients reach this node, \
-                 which has nowhere to send them, and it does not heal by itself",
-                "use externalTrafficPolicy Cluster for announced Services, or make sure that every \
-                 node that may announce runs a backend",
-            );
-        }
-        if terminating > 0 {
-            findings.add(
-                FindingId::FrontendOnlyTerminating,
-                name,
-                format!(
-                    "{} has 0 choosable backends, {terminating} terminating",
-                    frontend.frontend
-                ),
-                "the last backends are on their way out and new connections are refused or dropped",
-                "check why no new pod is ready",
-            );
-        } else {
-            let elsewhere = match frontend.qcount {
-                0 => String::new(),
-                others => format!(" ({others} quarantined or otherwise not choosable)"),
-            };
-            findings.add(
-                FindingId::FrontendNoBackends,
-                name,
-                format!("{} has 0 choosable backends{elsewhere}", frontend.frontend),
-                "a packet for it is rejected or dropped in BPF",
-                if frontend.external_traffic_policy == TrafficPolicy::Local {
-                    "with policy Local only pods of this node count: see where they run, and \
-                     whether they are ready"
-                } else {
-                    "check that the Service's selector matches ready pods"
-                },
-            );
-        }
+        no_backends(findings, programmed, frontend, query);
         return;
     }
-    if !dangling.is_empty() {
-        let slots: Vec<String> = dangling
-            .iter()
-            .map(|backend| format!("slot {} ({})", backend.slot, backend.state))
-            .collect();
-        findings.add(
-            FindingId::FrontendSlotDangling,
-            name,
-            format!(
-                "{}: {} of {} slots lead nowhere: {}",
-                frontend.frontend,
-                dangling.len(),
-                frontend.count,
-                slots.join(", ")
-            ),
-            "connections that choose such a slot are dropped, the others work: the VIP fails now \
-             and then",
-            "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
-             restart the agent on this node",
-        );
-    }
+    dangling_slots(findings, frontend);
+    let terminating = terminating(frontend);
     if terminating > 0 {
         let all = frontend
             .backends
@@ -378,7 +314,7 @@ fn backends(
             .all(|backend| backend.state == "terminating");
         findings.add(
             FindingId::BackendTerminating,
-            name,
+            Some(&frontend.frontend),
             format!(
                 "{}: {terminating} of {} backends are terminating",
                 frontend.frontend,
@@ -393,25 +329,116 @@ fn backends(
         );
     }
     if !frontend.reverse_nat.good && frontend.count > 0 {
-        let seen = match &frontend.reverse_nat.restores {
-            None => format!(
-                "{}: reverse NAT entry {} is not there",
-                frontend.frontend, frontend.reverse_nat.id
-            ),
-            Some(other) => format!(
-                "{}: reverse NAT entry {} restores {other}",
-                frontend.frontend, frontend.reverse_nat.id
-            ),
-        };
+        reverse_nat(findings, frontend);
+    }
+}
+
+fn terminating(frontend: &ProgrammedFrontend) -> usize {
+    frontend.backends.iter().filter(|backend| backend.state == "terminating").count()
+}
+
+fn no_backends(
+    findings: &mut Findings,
+    programmed: &Programmed,
+    frontend: &ProgrammedFrontend,
+    query: &VipQuery,
+) {
+    let name = Some(frontend.frontend.as_str());
+    let terminating = terminating(frontend);
+    let announced = programmed.announcement.answering
+        && frontend.scope == Scope::External
+        && frontend.external_traffic_policy == TrafficPolicy::Local;
+    if announced {
         findings.add(
-            FindingId::ReverseNatMissing,
+            FindingId::AnnouncedNoLocalBackend,
             name,
-            seen,
-            "requests are translated and reach the backend, replies do not come back as the VIP: \
-             the client sees a time-out",
-            "restart the agent on this node, which writes the entry again",
+            format!(
+                "this node answers for {} and {} has externalTrafficPolicy Local and 0 \
+                 backends here",
+                query.address, frontend.frontend
+            ),
+            "the announcer is elected without regard to backends: clients reach this node, \
+             which has nowhere to send them, and it does not heal by itself",
+            "use externalTrafficPolicy Cluster for announced Services, or make sure that every \
+             node that may announce runs a backend",
         );
     }
+    if terminating > 0 {
+        findings.add(
+            FindingId::FrontendOnlyTerminating,
+            name,
+            format!("{} has 0 choosable backends, {terminating} terminating", frontend.frontend),
+            "the last backends are on their way out and new connections are refused or dropped",
+            "check why no new pod is ready",
+        );
+    } else {
+        let elsewhere = match frontend.qcount {
+            0 => String::new(),
+            others => format!(" ({others} quarantined or otherwise not choosable)"),
+        };
+        findings.add(
+            FindingId::FrontendNoBackends,
+            name,
+            format!("{} has 0 choosable backends{elsewhere}", frontend.frontend),
+            "a packet for it is rejected or dropped in BPF",
+            if frontend.external_traffic_policy == TrafficPolicy::Local {
+                "with policy Local only pods of this node count: see where they run, and \
+                 whether they are ready"
+            } else {
+                "check that the Service's selector matches ready pods"
+            },
+        );
+    }
+}
+
+fn dangling_slots(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+    let dangling: Vec<_> = frontend
+        .backends
+        .iter()
+        .filter(|backend| backend.selectable && backend.address.is_none())
+        .collect();
+    if !dangling.is_empty() {
+        let slots: Vec<String> = dangling
+            .iter()
+            .map(|backend| format!("slot {} ({})", backend.slot, backend.state))
+            .collect();
+        findings.add(
+            FindingId::FrontendSlotDangling,
+            Some(&frontend.frontend),
+            format!(
+                "{}: {} of {} slots lead nowhere: {}",
+                frontend.frontend,
+                dangling.len(),
+                frontend.count,
+                slots.join(", ")
+            ),
+            "connections that choose such a slot are dropped, the others work: the VIP fails now \
+             and then",
+            "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
+             restart the agent on this node",
+        );
+    }
+}
+
+fn reverse_nat(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+    let seen = match &frontend.reverse_nat.restores {
+        None => format!(
+            "{}: reverse NAT entry {} is not there",
+            frontend.frontend, frontend.reverse_nat.id
+        ),
+        Some(other) => format!(
+            "{}: reverse NAT entry {} restores {other}",
+            frontend.frontend, frontend.reverse_nat.id
+        ),
+    };
+    findings.add(
+        FindingId::ReverseNatMissing,
+        Some(&frontend.frontend),
+        seen,
+        "requests are translated and reach the backend, replies do not come back as the VIP: \
+         the client sees a time-out",
+        "restart the agent on this node, which writes the entry again",
+    );
 }
 
 fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend) {

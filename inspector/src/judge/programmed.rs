@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use crate::{
     cilium::{
-        backends::{Backend, BackendState},
+        backends::Backend,
         flags::{ServiceFlags, ServiceType},
         ipcache::Identity,
         proto::Protocol,
@@ -39,6 +39,7 @@ impl TrafficPolicy {
 
 /// One scope of one frontend.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[allow(clippy::struct_excessive_bools, reason = "independent properties, each a field in JSON")]
 pub struct ProgrammedFrontend {
     /// As Cilium prints it: `192.168.2.20:443/TCP`, `/i` behind for the internal scope.
     pub frontend: String,
@@ -165,6 +166,7 @@ impl std::fmt::Display for Location {
             Self::Remote { node: None, identity: Some(identity) } => {
                 let identity = Identity(*identity);
                 match identity.reserved_name() {
+                    Some(name) if name.starts_with("world") => f.write_str("outside the cluster"),
                     Some(name) => write!(f, "elsewhere ({name})"),
                     None => write!(f, "elsewhere (identity {})", identity.0),
                 }
@@ -394,19 +396,10 @@ fn backend(
         address: found.map(|found| backend_address(found, tables.release())),
         state: found.map_or_else(
             || "backend is not there".to_owned(),
-            |found| slot_state(found, selectable, tables.release()).to_owned(),
+            |found| found.state.as_str().unwrap_or("unknown state").to_owned(),
         ),
         selectable,
         location: found.map_or(Location::Unknown, |found| locate(evidence, tables, found.address)),
-    }
-}
-
-/// State of a backend in a slot. From 1.18 a quarantined backend is told by its place behind the
-/// choosable ones: its own state stays active.
-fn slot_state(backend: &Backend, selectable: bool, release: Release) -> &'static str {
-    match backend.state {
-        BackendState::Active if !selectable && release >= Release::V1_18 => "quarantined",
-        state => state.as_str().unwrap_or("unknown state"),
     }
 }
 

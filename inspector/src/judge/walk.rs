@@ -183,10 +183,10 @@ fn step(
         served: Served::Unknown,
         share: frontend.usable_share.filter(|_| !whole),
         why: vec![if whole {
-            format!("programmed: {usable} of {} slots lead to a backend", frontend.count)
+            format!("{usable} of {} slots lead to a backend", frontend.count)
         } else {
             format!(
-                "programmed, but {} of {} slots lead nowhere: that share of connections fails",
+                "{} of {} slots lead nowhere: that share of connections fails",
                 usize::from(frontend.count) - usable,
                 frontend.count
             )

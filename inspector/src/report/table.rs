@@ -131,6 +131,12 @@ fn write_frontends<'a>(
                 backend.state.clone(),
                 match (backend.address.is_some(), backend.selectable) {
                     (true, true) => backend.location.to_string(),
+                    (true, false) if backend.state == "active" => {
+                        format!(
+                            "{}; not chosen: quarantined, or terminating here",
+                            backend.location
+                        )
+                    }
                     (true, false) => format!("{}; not chosen", backend.location),
                     (false, _) => "connections that choose this slot fail".to_owned(),
                 },
@@ -158,6 +164,7 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     let mut words = Vec::new();
     match frontend.l7_proxy_port {
         Some(port) => words.push(format!("L7, proxy port {port}")),
+        None if frontend.count == 0 => words.push("no backends".to_owned()),
         None => words.push(format!("{} of {} backends usable", frontend.usable(), frontend.count)),
     }
     if frontend.scope == Scope::Internal {
@@ -199,24 +206,44 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
 
 fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io::Result<()> {
     let mut table = table(style);
-    table.set_header(["PATH", "FRONTEND", "OUTCOME", "SERVED", "PROOF", "WHY"]);
-    for path in paths {
-        let color = match path.served {
+    table.set_header(["FRONTEND", "PATH", "OUTCOME", "SERVED", "PROOF", "WHY"]);
+    let mut rest = paths;
+    while let Some((first, others)) = rest.split_first() {
+        // Devices on which the same becomes of a packet share a row.
+        let same = others.iter().take_while(|other| is_twin(first, other)).count();
+        let (twins, after) = others.split_at(same);
+        let mut name = first.path.clone();
+        for device in twins.iter().filter_map(|twin| twin.device.as_deref()) {
+            name.push_str(", ");
+            name.push_str(device);
+        }
+        let color = match first.served {
             Served::Yes => Color::Green,
             Served::No => Color::Red,
             Served::Partly | Served::Unknown => Color::Yellow,
         };
-        let port = path.frontend.rsplit(':').next().unwrap_or(&path.frontend);
         table.add_row([
-            Cell::new(&path.path),
-            Cell::new(port),
-            Cell::new(path.outcome),
-            Cell::new(served(path)).fg(color),
-            Cell::new(path.grade),
-            Cell::new(path.why.join("; ")),
+            Cell::new(port(&first.frontend)),
+            Cell::new(name),
+            Cell::new(first.outcome),
+            Cell::new(served(first)).fg(color),
+            Cell::new(first.grade),
+            Cell::new(first.why.join("; ")),
         ]);
+        rest = after;
     }
     print(&table, out)
+}
+
+/// Whether two verdicts differ in nothing but the device.
+fn is_twin(one: &PathVerdict, other: &PathVerdict) -> bool {
+    let same = PathVerdict { path: one.path.clone(), device: one.device.clone(), ..other.clone() };
+    one.device.is_some() && other.device.is_some() && *one == same
+}
+
+/// `443/TCP` of `192.168.2.20:443/TCP`.
+fn port(frontend: &str) -> &str {
+    frontend.rsplit(':').next().unwrap_or(frontend)
 }
 
 /// `yes`, `no`, … with the share where it is neither 0 nor 1.
@@ -255,24 +282,24 @@ pub(super) fn announced(announcement: &Announcement) -> String {
 
 fn write_findings(findings: &[Finding], style: Style, out: &mut impl Write) -> io::Result<()> {
     for (index, finding) in findings.iter().enumerate() {
-        if index > 0 && finding.severity != Severity::Note {
+        let Finding { id, severity, frontend: _, path: _, seen, meaning, next } = finding;
+        if index > 0 {
             writeln!(out)?;
         }
-        let code = match finding.severity {
+        let code = match severity {
             Severity::Error => "1;31",
             Severity::Warning => "1;33",
             Severity::Note => "1;36",
         };
-        let title = format!("{} {}", finding.severity, finding.id);
-        if style.color {
-            writeln!(out, "\x1b[{code}m{title}\x1b[0m")?;
-        } else {
-            writeln!(out, "{title}")?;
-        }
         let mut table = table(style);
-        table.add_row(["  seen", &finding.seen]);
-        table.add_row(["  means", &finding.meaning]);
-        table.add_row(["  next", &finding.next]);
+        if style.color {
+            writeln!(out, "\x1b[{code}m{severity}\x1b[0m {id}")?;
+        } else {
+            writeln!(out, "{severity} {id}")?;
+        }
+        table.add_row(["  seen", seen]);
+        table.add_row(["  means", meaning]);
+        table.add_row(["  next", next]);
         print(&table, out)?;
     }
     Ok(())

@@ -60,7 +60,8 @@ pub fn boot_id() -> String {
     read_word("/proc/sys/kernel/random/boot_id")
 }
 
-/// Lockdown mode in force: `none`, `integrity`, `confidentiality`; `None` without the feature.
+/// Lockdown mode in force: `none`, `integrity`, `confidentiality`; `None` where it cannot be told,
+/// because the kernel has no such feature or securityfs is not mounted.
 #[must_use]
 pub fn lockdown() -> Option<String> {
     let text = fs::read_to_string("/sys/kernel/security/lockdown").ok()?;

@@ -287,7 +287,7 @@ mod tests {
     fn disabled_and_source_stanzas_are_left_out() {
         let text = "Types: deb-src\nURIs: http://a.example/debian\n\n\
                     Enabled: no\nTypes: deb\nURIs: http://b.example/debian\n";
-        assert_eq!(parse_sources(text), []);
+        assert!(parse_sources(text).is_empty());
     }
 
     #[test]
