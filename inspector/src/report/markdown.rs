@@ -68,7 +68,11 @@ pub fn write(
                         "| {} | {} | {} | {} | {} | {} | {} |",
                         escape(&frontend.frontend),
                         backend.slot,
-                        escape(backend.address.as_deref().unwrap_or("nothing")),
+                        escape(backend.address.as_deref().unwrap_or(if backend.dangling {
+                            "nothing"
+                        } else {
+                            "?"
+                        })),
                         backend.id,
                         backend.state,
                         if backend.selectable { "yes" } else { "no" },
