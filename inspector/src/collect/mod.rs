@@ -98,9 +98,7 @@ pub enum CollectError {
         source: io::Error,
     },
     /// No map could be opened for want of privilege.
-    #[error(
-        "cannot read Cilium's maps: {0}; needed: CAP_BPF (or CAP_SYS_ADMIN) and read access to bpffs"
-    )]
+    #[error("cannot read Cilium's maps: {0}")]
     Permission(MapError),
     /// The number of CPUs could not be told.
     #[error("cannot tell the number of CPUs: {0}")]
@@ -124,7 +122,9 @@ impl CollectError {
 
 fn privilege(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => ": run as root",
+        io::ErrorKind::PermissionDenied => {
+            ": run as root, or with CAP_BPF and read access to bpffs"
+        }
         io::ErrorKind::NotFound => ": give the mount point of a BPF file system",
         _ => "",
     }

@@ -11,10 +11,16 @@ pub mod programs;
 mod record;
 pub mod tables;
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub use entries::Entries;
 pub(crate) use entries::Hex;
@@ -225,7 +231,8 @@ fn split_port(place: &str) -> (&str, Option<&str>) {
 /// A BPF file system that holds pins of Cilium's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Bpffs {
-    /// Where it is mounted.
+    /// Where it is mounted; what is not UTF-8 in it is replaced in a file.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// Device number of the file system, `major:minor`.
     pub device: String,
@@ -233,6 +240,11 @@ pub struct Bpffs {
     pub read: bool,
     /// Names below `tc/globals`, sorted.
     pub pins: Vec<String>,
+}
+
+/// A path need not be UTF-8, JSON must be.
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// A network device that Cilium's state names.

@@ -2,7 +2,7 @@
 
 use std::{
     ffi::CString,
-    io,
+    fmt, io,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -32,6 +32,17 @@ pub enum ObjectKind {
     Link,
     /// Something this version does not know (a BTF object, a token, …).
     Other,
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Map => "a map",
+            Self::Program => "a program",
+            Self::Link => "a link",
+            Self::Other => "something else",
+        })
+    }
 }
 
 /// What the kernel says of a map (`struct bpf_map_info`), sizes in bytes.
