@@ -46,6 +46,7 @@ struct Run {
 
 fn run(program: &str, arguments: &str, lab: &Lab) -> Run {
     let start = Instant::now();
+    #[allow(clippy::zombie_processes, reason = "waited for with wait4, which tells what it used")]
     let mut child = Command::new(program)
         .args(arguments.split(' '))
         .env("INSPECT_BPFFS", lab.bpffs())
