@@ -23,7 +23,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize, Serializer};
 
 pub use entries::Entries;
-pub(crate) use entries::Hex;
+pub(crate) use entries::{Hex, parse_hex};
 pub use record::{Coverage, MapRecord};
 
 use crate::cilium::proto::Protocol;
@@ -58,6 +58,9 @@ pub struct Evidence {
     pub services_by_protocol: BTreeMap<String, u64>,
     /// The maps that were read.
     pub maps: Vec<MapRecord>,
+    /// Maglev tables of the VIP's frontends, where they have one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub maglev: Vec<MaglevTable>,
     /// Attached programs, where they were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachments: Option<programs::Attachments>,
@@ -257,6 +260,19 @@ pub struct Device {
     pub name: Option<String>,
     /// The pin or map that names it.
     pub named_by: Vec<String>,
+}
+
+/// The Maglev table of one frontend: the inner map that the outer one names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MaglevTable {
+    /// Name of the outer map.
+    pub map: String,
+    /// Reverse NAT index of the frontend.
+    pub frontend: u16,
+    /// Kernel id of the inner map.
+    pub table_id: u32,
+    /// The inner map's one value, hexadecimal digits: a backend id for each place.
+    pub value: String,
 }
 
 /// How far a source of evidence could be used.

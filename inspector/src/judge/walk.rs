@@ -178,19 +178,23 @@ fn step(
             ),
         );
     }
-    let whole = usable == usize::from(frontend.count);
+    // By slot, or by place in the Maglev table, which sockets do not use.
+    let maglev = frontend.maglev.as_ref().filter(|_| from_outside);
+    let (lost, all, what) = match maglev {
+        Some(table) => (table.nowhere, table.places, "places of its Maglev table"),
+        None => (usize::from(frontend.count) - usable, usize::from(frontend.count), "slots"),
+    };
+    #[allow(clippy::cast_precision_loss, reason = "at most 131071 places")]
+    let share = (lost > 0).then(|| 1.0 - lost as f64 / all as f64);
     Step {
         outcome: Outcome::Unknown,
         served: Served::Unknown,
-        share: frontend.usable_share.filter(|_| !whole),
-        why: vec![if whole {
-            format!("{usable} of {} slots lead to a backend", frontend.count)
-        } else {
-            format!(
-                "{} of {} slots lead nowhere: that share of connections fails",
-                usize::from(frontend.count) - usable,
-                frontend.count
-            )
+        share,
+        why: vec![match lost {
+            0 => format!("{all} of {all} {what} lead to a backend"),
+            lost => {
+                format!("{lost} of {all} {what} lead nowhere: that share of connections fails")
+            }
         }],
     }
 }
