@@ -210,6 +210,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
             Question::Vip(query) => Subject::Vip(*query),
             Question::Tables(_) => Subject::Tables,
         },
+        via: Vec::new(),
         bpffs,
         devices,
         services_by_protocol,
