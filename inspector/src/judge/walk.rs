@@ -501,6 +501,17 @@ impl Walk<'_> {
             }
         }];
         let mut served = if lost == 0 { Served::Yes } else { Served::Partly };
+        let hops = stack::hops(self.evidence, frontend);
+        let dead: Vec<&stack::Hop> = hops.iter().filter(|hop| hop.dead).collect();
+        if let Some(first) = dead.first() {
+            served = if dead.len() == hops.len() { Served::No } else { Served::Partly };
+            why.push(format!(
+                "the way to {} of {} backends is dead ({})",
+                dead.len(),
+                hops.len(),
+                first.text
+            ));
+        }
         if from_outside && frontend.reverse_nat.good == Some(false) {
             served = Served::No;
             why.push(format!(
