@@ -108,6 +108,12 @@ pub struct VipArgs {
     /// ADDR, ADDR:PORT or ADDR:PORT/PROTO; IPv6 with a port in brackets.
     #[arg(value_name = "ADDR[:PORT[/PROTO]]")]
     pub vip: VipQuery,
+    /// Only these devices, instead of all from which clients' packets can come.
+    #[arg(long, value_name = "DEV", value_delimiter = ',')]
+    pub via: Vec<String>,
+    /// As seen by a client with this address: source ranges depend on it.
+    #[arg(long, value_name = "ADDR")]
+    pub source: Option<std::net::IpAddr>,
     #[command(flatten)]
     pub expect: Expect,
 }

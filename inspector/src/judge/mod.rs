@@ -224,7 +224,8 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let programmed = Programmed::new(evidence, &tables, &query);
     let paths = walk::paths(evidence, &tables, &programmed, &query);
     let findings = findings::find(evidence, &tables, &programmed, &query, &paths);
-    let (served, sentence) = conclude::conclude(&query, &tables, &programmed, &paths, &findings);
+    let (served, sentence) =
+        conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
     Judgement {
         vip: query,
         node: evidence.host.name.clone(),

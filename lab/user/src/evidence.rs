@@ -124,11 +124,10 @@ fn cpus(capture: &Capture) -> usize {
     capture
         .maps()
         .filter(|map| map.spec.map_type.is_per_cpu())
-        .filter_map(|map| {
+        .find_map(|map| {
             let size = (map.spec.value_size as usize).next_multiple_of(8);
             Some(map.entries.first()?.value.len() / size)
         })
-        .next()
         .unwrap_or(1)
 }
 
@@ -493,7 +492,7 @@ fn within(network: IpAddr, bits: u32, address: IpAddr) -> bool {
     }
 }
 
-/// Reads `9:	from all fwmark 0x200/0xf00 lookup 2004`; the captured IPv4 rules stand for both
+/// Reads `9: from all fwmark 0x200/0xf00 lookup 2004`; the captured IPv4 rules stand for both
 /// families, which Cilium sets alike.
 fn rule(line: &str) -> Option<Rule> {
     let (priority, rest) = line.split_once(':')?;
@@ -503,8 +502,8 @@ fn rule(line: &str) -> Option<Rule> {
     };
     let hex = |text: &str| u32::from_str_radix(text.trim_start_matches("0x"), 16).ok();
     let mark = after("fwmark").and_then(|text| {
-        let (mark, mask) = text.split_once('/')?;
-        Some((hex(mark)?, hex(mask)?))
+        let (value, mask) = text.split_once('/')?;
+        Some((hex(value)?, hex(mask)?))
     });
     let table = match after("lookup")? {
         "local" => 255,
