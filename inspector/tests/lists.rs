@@ -5,7 +5,10 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
 
 use common::{CAPTURES, inspect, stdout};
 use inspector_lab::{Capture, Lab};
@@ -27,7 +30,7 @@ fn rows(text: &str) -> BTreeMap<Vec<String>, usize> {
         if line.starts_with(' ') {
             cells.insert(0, group.clone());
         } else {
-            group = cells[0].clone();
+            group.clone_from(&cells[0]);
         }
         *rows.entry(cells).or_default() += 1;
     }
@@ -73,7 +76,7 @@ fn lb_list_prints_what_cilium_dbg_printed() {
 struct Service {
     id: u16,
     frontend: String,
-    service_type: String,
+    kind: String,
     /// Address and state.
     backends: Vec<(String, String)>,
 }
@@ -92,7 +95,7 @@ fn services(text: &str) -> Vec<Service> {
             services.push(Service {
                 id: cells[0].parse().expect("an id"),
                 frontend: cells[1].to_owned(),
-                service_type: cells[2].to_owned(),
+                kind: cells[2].to_owned(),
                 backends: Vec::new(),
             });
             match cells.get(3) {
@@ -132,7 +135,7 @@ fn differences(ours: &[Service], theirs: &[Service]) -> Vec<String> {
             kinds
                 .push(if same { "protocol not in the key" } else { "frontend differs" }.to_owned());
         }
-        if mine.service_type != other.service_type {
+        if mine.kind != other.kind {
             kinds.push("type differs".to_owned());
         }
         let states = |service: &Service| -> BTreeMap<String, String> {
@@ -186,13 +189,15 @@ fn service_list_differs_from_cilium_dbg_only_as_documented() {
     }
     for (kind, (count, captures)) in &counts {
         let captures: Vec<_> = captures.iter().copied().collect();
-        table.push_str(&format!("| {kind} | {count} | {} |\n", captures.join(", ")));
+        writeln!(table, "| {kind} | {count} | {} |", captures.join(", ")).expect("text");
     }
-    table.push_str(&format!(
+    writeln!(
+        table,
         "\nOf {frontends} frontends in {} captures, {same_order} have the same backends in the same \
-         order with the same states.\n",
+         order with the same states.",
         captures.count()
-    ));
+    )
+    .expect("text");
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/service-list.md");
     let documented = std::fs::read_to_string(path).expect("docs/service-list.md");
     assert!(

@@ -5,7 +5,7 @@ use std::{io::IsTerminal, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use inspector::{evidence::VipQuery, judge::expect::Expectation, report::lb_list::View};
 
-/// What a Cilium node has programmed for a LoadBalancer VIP, read from the kernel's own maps: no
+/// What a Cilium node has programmed for a `LoadBalancer` VIP, read from the kernel's own maps: no
 /// agent needed, nothing modified.
 ///
 /// Exit codes: 0 the answer is yes (served, or every expectation met), 1 the answer is no, 2 usage

@@ -212,6 +212,8 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         devices,
         services_by_protocol,
         maps: records,
+        attachments: None,
+        network: None,
         sources,
         verdict: None,
     })

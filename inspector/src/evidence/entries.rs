@@ -69,6 +69,7 @@ impl Entries {
     }
 
     /// The entries as `(key, value)`, in the order in which they were read.
+    #[must_use]
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&[u8], &[u8])> {
         self.keys
             .chunks_exact(self.key_len.max(1))
@@ -128,7 +129,7 @@ impl Serialize for Hex<'_> {
 /// Reads hexadecimal digits, two for each byte.
 pub(crate) fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let digits = text.as_bytes();
-    if digits.len() % 2 != 0 || !text.is_ascii() {
+    if !digits.len().is_multiple_of(2) || !text.is_ascii() {
         return None;
     }
     digits

@@ -6,6 +6,8 @@
 
 mod entries;
 pub mod file;
+pub mod network;
+pub mod programs;
 mod record;
 pub mod tables;
 
@@ -56,6 +58,12 @@ pub struct Evidence {
     pub services_by_protocol: BTreeMap<String, u64>,
     /// The maps that were read.
     pub maps: Vec<MapRecord>,
+    /// Attached programs, where they were read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub attachments: Option<programs::Attachments>,
+    /// The network, where it was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<network::Network>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
     /// What was said of it when it was collected. Nothing rests on this: a verdict is judged

@@ -454,22 +454,16 @@ impl Tables {
             if let crate::cilium::services::Scope::Other(scope) = frontend.key.scope {
                 found.push(Problem::UnknownScope { frontend: name(), scope });
             }
-            let count = match frontend.master {
-                Some(master) => {
-                    let unknown = master.flags().unknown(release);
-                    if unknown != ServiceFlags(0) {
-                        found.push(Problem::UnknownFlags { frontend: name(), bits: unknown.0 });
-                    }
-                    master.count.get()
+            let count = frontend.master.map_or(0, |master| master.count.get());
+            if let Some(master) = frontend.master {
+                let unknown = master.flags().unknown(release);
+                if unknown != ServiceFlags(0) {
+                    found.push(Problem::UnknownFlags { frontend: name(), bits: unknown.0 });
                 }
-                None => {
-                    found.push(Problem::SlotsWithoutMaster {
-                        frontend: name(),
-                        slots: frontend.slots.len(),
-                    });
-                    0
-                }
-            };
+            } else {
+                let slots = frontend.slots.len();
+                found.push(Problem::SlotsWithoutMaster { frontend: name(), slots });
+            }
             let chosen = frontend.slots.partition_point(|entry| entry.key.slot <= count);
             let missing = usize::from(count) - chosen;
             if missing > 0 {

@@ -164,7 +164,6 @@ impl Expectation {
     fn result(&self, judgement: &Judgement) -> (Met, Option<String>) {
         let verdict = &judgement.verdict;
         let programmed = &judgement.programmed;
-        let announcement = &programmed.announcement;
         // What could not be read can hide a finding as well as a frontend.
         let readable = !verdict.findings.iter().any(|one| one.id == FindingId::MapNotRead);
         let told = |is: bool| match (is, readable) {
@@ -213,46 +212,8 @@ impl Expectation {
                 told(programmed.frontends.iter().any(|frontend| frontend.master)),
                 Some(verdict.sentence.clone()),
             ),
-            Claim::HasBackend => {
-                let without = programmed
-                    .frontends
-                    .iter()
-                    .filter(|one| one.scope == Scope::External && one.l7_proxy_port.is_none())
-                    .find(|frontend| frontend.usable() == 0);
-                let any = programmed.frontends.iter().any(|frontend| frontend.usable() > 0);
-                let why = without.map_or_else(
-                    || verdict.sentence.clone(),
-                    |frontend| format!("{} has no usable backend", frontend.frontend),
-                );
-                (told(without.is_none() && any), Some(why))
-            }
-            Claim::Announced | Claim::NotAnnounced => {
-                let on = announcement.entries.iter().any(|entry| {
-                    self.device
-                        .as_deref()
-                        .is_none_or(|device| entry.device.as_deref() == Some(device))
-                }) && announcement.answering;
-                let met = if on { Met::Yes } else { told(false) };
-                let why = if announcement.entries.is_empty() {
-                    "this node has no responder entry for it".to_owned()
-                } else if announcement.answering && !on {
-                    "this node answers for it on other devices only".to_owned()
-                } else if announcement.agent_silent_s.is_none() {
-                    "there is a responder entry, but whether the agent lives is not known"
-                        .to_owned()
-                } else if announcement.answering {
-                    "this node answers for it".to_owned()
-                } else {
-                    "there is a responder entry, but the agent is dead and the responder silent"
-                        .to_owned()
-                };
-                match (&self.claim, met) {
-                    (Claim::Announced, met) => (met, Some(why)),
-                    (_, Met::Yes) => (Met::No, Some(why)),
-                    (_, Met::No) => (Met::Yes, None),
-                    (_, Met::Unknown) => (Met::Unknown, Some(why)),
-                }
-            }
+            Claim::HasBackend => has_backend(judgement, told),
+            Claim::Announced | Claim::NotAnnounced => self.announced(judgement, told),
             Claim::Finding(id) => (told(seen(id).is_some()), Some("it was not found".to_owned())),
             Claim::NoFinding(id) => match seen(id) {
                 Some(seen) => (Met::No, Some(seen)),
@@ -272,6 +233,35 @@ impl Expectation {
                     ),
                 }
             }
+        }
+    }
+
+    fn announced(
+        &self,
+        judgement: &Judgement,
+        told: impl Fn(bool) -> Met,
+    ) -> (Met, Option<String>) {
+        let announcement = &judgement.programmed.announcement;
+        let on = announcement.entries.iter().any(|entry| {
+            self.device.as_deref().is_none_or(|device| entry.device.as_deref() == Some(device))
+        }) && announcement.answering;
+        let met = if on { Met::Yes } else { told(false) };
+        let why = if announcement.entries.is_empty() {
+            "this node has no responder entry for it".to_owned()
+        } else if announcement.answering && !on {
+            "this node answers for it on other devices only".to_owned()
+        } else if announcement.agent_silent_s.is_none() {
+            "there is a responder entry, but whether the agent lives is not known".to_owned()
+        } else if announcement.answering {
+            "this node answers for it".to_owned()
+        } else {
+            "there is a responder entry, but the agent is dead and the responder silent".to_owned()
+        };
+        match (&self.claim, met) {
+            (Claim::Announced, met) => (met, Some(why)),
+            (_, Met::Yes) => (Met::No, Some(why)),
+            (_, Met::No) => (Met::Yes, None),
+            (_, Met::Unknown) => (Met::Unknown, Some(why)),
         }
     }
 
@@ -315,6 +305,21 @@ impl Expectation {
             },
         }
     }
+}
+
+fn has_backend(judgement: &Judgement, told: impl Fn(bool) -> Met) -> (Met, Option<String>) {
+    let Judgement { programmed, verdict, .. } = judgement;
+    let without = programmed
+        .frontends
+        .iter()
+        .filter(|one| one.scope == Scope::External && one.l7_proxy_port.is_none())
+        .find(|frontend| frontend.usable() == 0);
+    let any = programmed.frontends.iter().any(|frontend| frontend.usable() > 0);
+    let why = without.map_or_else(
+        || verdict.sentence.clone(),
+        |frontend| format!("{} has no usable backend", frontend.frontend),
+    );
+    (told(without.is_none() && any), Some(why))
 }
 
 fn by_served(served: Served, sentence: &str) -> (Met, Option<String>) {

@@ -8,7 +8,9 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     PathVerdict, Served,
-    programmed::{AGENT_TIMEOUT_S, Programmed, ProgrammedFrontend, TrafficPolicy},
+    programmed::{
+        AGENT_TIMEOUT_S, Programmed, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy,
+    },
 };
 use crate::{
     cilium::{ipcache::Ipcache, layout::MapKind, proto::Protocol, services::Scope},
@@ -298,145 +300,173 @@ fn is_world(entry: &Ipcache) -> bool {
         && entry.identity.0 <= RESERVED_IDENTITIES
 }
 
+/// What the slots of a frontend tell.
 fn backends(
     findings: &mut Findings,
     programmed: &Programmed,
     frontend: &ProgrammedFrontend,
     query: &VipQuery,
 ) {
-    let name = Some(frontend.frontend.as_str());
-    let terminating = frontend.backends.iter().filter(|one| one.state == "terminating").count();
-    let dangling: Vec<_> =
-        frontend.backends.iter().filter(|backend| backend.selectable && backend.dangling).collect();
     // The proxy of an L7 frontend chooses; its slots are not used on the way there.
     let proxied = frontend.l7_proxy_port.is_some();
     if frontend.count == 0 && !proxied {
-        let announced = programmed.announcement.answering
-            && frontend.scope == Scope::External
-            && frontend.external_traffic_policy == TrafficPolicy::Local;
-        if announced {
-            findings.add(
-                FindingId::AnnouncedNoLocalBackend,
-                name,
-                format!(
-                    "this node answers for {} and {} has externalTrafficPolicy Local and 0 \
-                     backends here",
-                    query.address, frontend.frontend
-                ),
-                "the announcer is elected without regard to backends: clients reach this node, \
-                 which has nowhere to send them, and it does not heal by itself",
-                "use externalTrafficPolicy Cluster for announced Services, or make sure that every \
-                 node that may announce runs a backend",
-            );
-        }
-        if terminating > 0 {
-            findings.add(
-                FindingId::FrontendOnlyTerminating,
-                name,
-                format!(
-                    "{} has 0 choosable backends, {terminating} terminating",
-                    frontend.frontend
-                ),
-                "the last backends are on their way out and new connections are refused or dropped",
-                "check why no new pod is ready",
-            );
-        } else {
-            let elsewhere = match frontend.qcount {
-                0 => String::new(),
-                others => format!(" ({others} quarantined or otherwise not choosable)"),
-            };
-            findings.add(
-                FindingId::FrontendNoBackends,
-                name,
-                format!("{} has 0 choosable backends{elsewhere}", frontend.frontend),
-                "a packet for it is rejected or dropped in BPF",
-                if frontend.external_traffic_policy == TrafficPolicy::Local {
-                    "with policy Local only pods of this node count: see where they run, and \
-                     whether they are ready"
-                } else {
-                    "check that the Service's selector matches ready pods"
-                },
-            );
-        }
+        no_backends(findings, programmed, frontend, query);
         return;
     }
+    let dangling: Vec<_> =
+        frontend.backends.iter().filter(|backend| backend.selectable && backend.dangling).collect();
     if !dangling.is_empty() && !proxied {
-        // A damaged count can be 65535.
-        const NAMED: usize = 8;
-        let mut slots: Vec<String> = dangling
-            .iter()
-            .take(NAMED)
-            .map(|backend| match backend.id {
-                0 => format!("slot {} ({})", backend.slot, backend.state),
-                id => format!("slot {} ({} {id})", backend.slot, backend.state),
-            })
-            .collect();
-        if dangling.len() > NAMED {
-            slots.push(format!("and {} more", dangling.len() - NAMED));
-        }
-        let meaning = if dangling.len() == usize::from(frontend.count) {
-            "every connection is dropped"
-        } else {
-            "connections that choose such a slot are dropped, the others work: the VIP fails now \
-             and then"
-        };
+        dangling_slots(findings, frontend, &dangling);
+    }
+    if terminating(frontend) > 0 {
+        backend_terminating(findings, frontend);
+    }
+    if frontend.reverse_nat.good == Some(false) && frontend.count > 0 && !proxied {
+        reverse_nat_missing(findings, frontend);
+    }
+}
+
+fn terminating(frontend: &ProgrammedFrontend) -> usize {
+    frontend.backends.iter().filter(|backend| backend.state == "terminating").count()
+}
+
+fn no_backends(
+    findings: &mut Findings,
+    programmed: &Programmed,
+    frontend: &ProgrammedFrontend,
+    query: &VipQuery,
+) {
+    let name = Some(frontend.frontend.as_str());
+    let terminating = terminating(frontend);
+    let announced = programmed.announcement.answering
+        && frontend.scope == Scope::External
+        && frontend.external_traffic_policy == TrafficPolicy::Local;
+    if announced {
         findings.add(
-            FindingId::FrontendSlotDangling,
+            FindingId::AnnouncedNoLocalBackend,
             name,
             format!(
-                "{}: {} of {} slots lead nowhere: {}",
-                frontend.frontend,
-                dangling.len(),
-                frontend.count,
-                slots.join(", ")
+                "this node answers for {} and {} has externalTrafficPolicy Local and 0 \
+                 backends here",
+                query.address, frontend.frontend
             ),
-            meaning,
-            "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
-             restart the agent on this node",
+            "the announcer is elected without regard to backends: clients reach this node, \
+             which has nowhere to send them, and it does not heal by itself",
+            "use externalTrafficPolicy Cluster for announced Services, or make sure that every \
+             node that may announce runs a backend",
         );
     }
     if terminating > 0 {
-        let all = frontend
-            .backends
-            .iter()
-            .filter(|backend| backend.selectable)
-            .all(|backend| backend.state == "terminating");
         findings.add(
-            FindingId::BackendTerminating,
+            FindingId::FrontendOnlyTerminating,
             name,
-            format!(
-                "{}: {terminating} of {} backends are terminating",
-                frontend.frontend,
-                frontend.backends.len()
-            ),
-            if all && frontend.count > 0 {
-                "they are the last ones and still used until they are gone"
-            } else {
-                "they get no new connections and are gone soon"
-            },
-            "nothing, during a roll-out; otherwise see why the pods do not go",
+            format!("{} has 0 choosable backends, {terminating} terminating", frontend.frontend),
+            "the last backends are on their way out and new connections are refused or dropped",
+            "check why no new pod is ready",
         );
-    }
-    if frontend.reverse_nat.good == Some(false) && frontend.count > 0 && !proxied {
-        let seen = match &frontend.reverse_nat.restores {
-            None => format!(
-                "{}: reverse NAT entry {} is not there",
-                frontend.frontend, frontend.reverse_nat.id
-            ),
-            Some(other) => format!(
-                "{}: reverse NAT entry {} restores {other}",
-                frontend.frontend, frontend.reverse_nat.id
-            ),
+    } else {
+        let elsewhere = match frontend.qcount {
+            0 => String::new(),
+            others => format!(" ({others} quarantined or otherwise not choosable)"),
         };
         findings.add(
-            FindingId::ReverseNatMissing,
+            FindingId::FrontendNoBackends,
             name,
-            seen,
-            "requests are translated and reach the backend, replies do not come back as the VIP: \
-             the client sees a time-out",
-            "restart the agent on this node, which writes the entry again",
+            format!("{} has 0 choosable backends{elsewhere}", frontend.frontend),
+            "a packet for it is rejected or dropped in BPF",
+            if frontend.external_traffic_policy == TrafficPolicy::Local {
+                "with policy Local only pods of this node count: see where they run, and \
+                 whether they are ready"
+            } else {
+                "check that the Service's selector matches ready pods"
+            },
         );
     }
+}
+
+fn dangling_slots(
+    findings: &mut Findings,
+    frontend: &ProgrammedFrontend,
+    dangling: &[&ProgrammedBackend],
+) {
+    // A damaged count can be 65535.
+    const NAMED: usize = 8;
+    let mut slots: Vec<String> = dangling
+        .iter()
+        .take(NAMED)
+        .map(|backend| match backend.id {
+            0 => format!("slot {} ({})", backend.slot, backend.state),
+            id => format!("slot {} ({} {id})", backend.slot, backend.state),
+        })
+        .collect();
+    if dangling.len() > NAMED {
+        slots.push(format!("and {} more", dangling.len() - NAMED));
+    }
+    let meaning = if dangling.len() == usize::from(frontend.count) {
+        "every connection is dropped"
+    } else {
+        "connections that choose such a slot are dropped, the others work: the VIP fails now \
+         and then"
+    };
+    findings.add(
+        FindingId::FrontendSlotDangling,
+        Some(&frontend.frontend),
+        format!(
+            "{}: {} of {} slots lead nowhere: {}",
+            frontend.frontend,
+            dangling.len(),
+            frontend.count,
+            slots.join(", ")
+        ),
+        meaning,
+        "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
+         restart the agent on this node",
+    );
+}
+
+fn backend_terminating(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+    let terminating = terminating(frontend);
+    let all = frontend
+        .backends
+        .iter()
+        .filter(|backend| backend.selectable)
+        .all(|backend| backend.state == "terminating");
+    findings.add(
+        FindingId::BackendTerminating,
+        Some(&frontend.frontend),
+        format!(
+            "{}: {terminating} of {} backends are terminating",
+            frontend.frontend,
+            frontend.backends.len()
+        ),
+        if all && frontend.count > 0 {
+            "they are the last ones and still used until they are gone"
+        } else {
+            "they get no new connections and are gone soon"
+        },
+        "nothing, during a roll-out; otherwise see why the pods do not go",
+    );
+}
+
+fn reverse_nat_missing(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+    let seen = match &frontend.reverse_nat.restores {
+        None => format!(
+            "{}: reverse NAT entry {} is not there",
+            frontend.frontend, frontend.reverse_nat.id
+        ),
+        Some(other) => format!(
+            "{}: reverse NAT entry {} restores {other}",
+            frontend.frontend, frontend.reverse_nat.id
+        ),
+    };
+    findings.add(
+        FindingId::ReverseNatMissing,
+        Some(&frontend.frontend),
+        seen,
+        "requests are translated and reach the backend, replies do not come back as the VIP: \
+         the client sees a time-out",
+        "restart the agent on this node, which writes the entry again",
+    );
 }
 
 fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend) {

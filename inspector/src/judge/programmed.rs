@@ -40,6 +40,7 @@ impl TrafficPolicy {
 
 /// One scope of one frontend.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
+#[allow(clippy::struct_excessive_bools, reason = "independent properties, each a field in JSON")]
 pub struct ProgrammedFrontend {
     /// As Cilium prints it: `192.168.2.20:443/TCP`, `/i` behind for the internal scope.
     pub frontend: String,

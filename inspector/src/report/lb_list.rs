@@ -50,7 +50,7 @@ impl fmt::Display for Socket {
 }
 
 /// First column of a service entry.
-struct FrontendCell<'a>(&'a LbListFormat, &'a ServiceKey);
+struct FrontendCell<'a>(LbListFormat, &'a ServiceKey);
 
 impl fmt::Display for FrontendCell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,7 +70,7 @@ impl fmt::Display for FrontendCell<'_> {
 }
 
 /// Second column of a service entry.
-struct BackendCell<'a>(&'a LbListFormat, &'a Tables, &'a ServiceEntry);
+struct BackendCell<'a>(LbListFormat, &'a Tables, &'a ServiceEntry);
 
 impl fmt::Display for BackendCell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -116,7 +116,7 @@ impl fmt::Display for BackendCell<'_> {
 /// Makes the table of one view.
 #[must_use]
 pub fn table(tables: &Tables, view: View) -> TextTable {
-    let format = &tables.releases.behaviour().lb_list;
+    let format = tables.releases.behaviour().lb_list;
     let second = if format.slot { "BACKEND ADDRESS (REVNAT_ID) (SLOT)" } else { "BACKEND ADDRESS" };
     match view {
         View::Services => {
@@ -177,7 +177,7 @@ fn id_header(second: &'static str) -> &'static [&'static str] {
 fn grouped<'t, D: fmt::Display>(
     table: &mut TextTable,
     tables: &'t Tables,
-    format: &LbListFormat,
+    format: LbListFormat,
     second: impl Fn(&'t ServiceEntry) -> D,
 ) {
     let mut before: Option<ServiceKey> = None;
@@ -194,7 +194,7 @@ fn grouped<'t, D: fmt::Display>(
 }
 
 /// Second column of `--frontends`.
-struct FrontendsCell<'a>(&'a LbListFormat, &'a ServiceEntry);
+struct FrontendsCell<'a>(LbListFormat, &'a ServiceEntry);
 
 impl fmt::Display for FrontendsCell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -208,7 +208,7 @@ impl fmt::Display for FrontendsCell<'_> {
 }
 
 /// Second column of `--backends`.
-struct BackendsCell<'a>(&'a LbListFormat, &'a Backend);
+struct BackendsCell<'a>(LbListFormat, &'a Backend);
 
 impl fmt::Display for BackendsCell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -6,6 +6,7 @@ use super::table::{announced, details, served};
 use crate::judge::{
     Judgement,
     expect::{Checked, Met},
+    programmed::Programmed,
 };
 
 /// Keeps text from being taken for markup.
@@ -42,47 +43,7 @@ pub fn write(
         "Served: {}. Collected {collected}; maps as of Cilium {}. Evidence SHA-256 `{sha256}`.\n",
         verdict.served, programmed.release
     )?;
-    writeln!(out, "## Programmed\n")?;
-    if programmed.frontends.is_empty() && programmed.wildcards.is_empty() {
-        writeln!(out, "Nothing.\n")?;
-    } else {
-        writeln!(out, "| Frontend | Id | Type | Details |\n| --- | --- | --- | --- |")?;
-        for frontend in programmed.frontends.iter().chain(&programmed.wildcards) {
-            writeln!(
-                out,
-                "| {} | {} | {} | {} |",
-                escape(&frontend.frontend),
-                frontend.reverse_nat.id,
-                frontend.service_type.as_str(),
-                escape(&details(frontend))
-            )?;
-        }
-        writeln!(out)?;
-        if programmed.frontends.iter().any(|frontend| !frontend.backends.is_empty()) {
-            writeln!(out, "| Frontend | Slot | Backend | Id | State | Chosen | Where |")?;
-            writeln!(out, "| --- | --- | --- | --- | --- | --- | --- |")?;
-            for frontend in &programmed.frontends {
-                for backend in &frontend.backends {
-                    writeln!(
-                        out,
-                        "| {} | {} | {} | {} | {} | {} | {} |",
-                        escape(&frontend.frontend),
-                        backend.slot,
-                        escape(backend.address.as_deref().unwrap_or(if backend.dangling {
-                            "nothing"
-                        } else {
-                            "?"
-                        })),
-                        backend.id,
-                        backend.state,
-                        if backend.selectable { "yes" } else { "no" },
-                        escape(&backend.location.to_string())
-                    )?;
-                }
-            }
-            writeln!(out)?;
-        }
-    }
+    write_programmed(programmed, out)?;
     writeln!(out, "Announced here: {}.\n", escape(&announced(&programmed.announcement)))?;
     if !verdict.paths.is_empty() {
         writeln!(out, "## Paths\n")?;
@@ -136,6 +97,51 @@ pub fn write(
         writeln!(out, "## Not measured\n")?;
         for line in not_measured {
             writeln!(out, "- {}", escape(line))?;
+        }
+    }
+    Ok(())
+}
+
+fn write_programmed(programmed: &Programmed, out: &mut impl Write) -> io::Result<()> {
+    writeln!(out, "## Programmed\n")?;
+    if programmed.frontends.is_empty() && programmed.wildcards.is_empty() {
+        writeln!(out, "Nothing.\n")?;
+    } else {
+        writeln!(out, "| Frontend | Id | Type | Details |\n| --- | --- | --- | --- |")?;
+        for frontend in programmed.frontends.iter().chain(&programmed.wildcards) {
+            writeln!(
+                out,
+                "| {} | {} | {} | {} |",
+                escape(&frontend.frontend),
+                frontend.reverse_nat.id,
+                frontend.service_type.as_str(),
+                escape(&details(frontend))
+            )?;
+        }
+        writeln!(out)?;
+        if programmed.frontends.iter().any(|frontend| !frontend.backends.is_empty()) {
+            writeln!(out, "| Frontend | Slot | Backend | Id | State | Chosen | Where |")?;
+            writeln!(out, "| --- | --- | --- | --- | --- | --- | --- |")?;
+            for frontend in &programmed.frontends {
+                for backend in &frontend.backends {
+                    writeln!(
+                        out,
+                        "| {} | {} | {} | {} | {} | {} | {} |",
+                        escape(&frontend.frontend),
+                        backend.slot,
+                        escape(backend.address.as_deref().unwrap_or(if backend.dangling {
+                            "nothing"
+                        } else {
+                            "?"
+                        })),
+                        backend.id,
+                        backend.state,
+                        if backend.selectable { "yes" } else { "no" },
+                        escape(&backend.location.to_string())
+                    )?;
+                }
+            }
+            writeln!(out)?;
         }
     }
     Ok(())

@@ -66,7 +66,7 @@ pub struct ListedService {
 #[must_use]
 pub fn rows(tables: &Tables) -> Vec<ListedService> {
     let behaviour = tables.releases.behaviour();
-    let format = &behaviour.service_list;
+    let format = behaviour.service_list;
     let mut rows: Vec<ListedService> = tables
         .frontends()
         .filter_map(|frontend| {
@@ -98,7 +98,7 @@ fn has_surrogate(tables: &Tables, frontend: &Frontend<'_>) -> bool {
 fn row(
     tables: &Tables,
     release: Release,
-    format: &ServiceListFormat,
+    format: ServiceListFormat,
     frontend: &Frontend<'_>,
     master: &ServiceValue,
 ) -> ListedService {
@@ -163,7 +163,7 @@ fn row(
 /// The agent's word for the state of a backend.
 fn state(
     release: Release,
-    format: &ServiceListFormat,
+    format: ServiceListFormat,
     backend: &Backend,
     selectable: bool,
     count: u16,
@@ -192,7 +192,7 @@ impl ListedService {
 }
 
 /// `1 => 10.77.1.228:8080/TCP (active)`
-struct BackendCell<'a>(&'a ServiceListFormat, usize, &'a ListedBackend);
+struct BackendCell<'a>(ServiceListFormat, usize, &'a ListedBackend);
 
 impl fmt::Display for BackendCell<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -215,7 +215,7 @@ impl fmt::Display for BackendCell<'_> {
 #[must_use]
 pub fn table(tables: &Tables) -> TextTable {
     let behaviour = tables.releases.behaviour();
-    let format = &behaviour.service_list;
+    let format = behaviour.service_list;
     let mut table = TextTable::new(&["ID", "Frontend", "Service Type", "Backend"], true);
     for row in rows(tables) {
         table.cell(row.id);

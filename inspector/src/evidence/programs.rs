@@ -1,0 +1,161 @@
+//! What the kernel says is attached: programs on devices and cgroups, and which maps they reach.
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Everything about attached programs.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
+pub struct Attachments {
+    /// Programs on network devices, in the order in which a packet meets them on each hook.
+    pub hooks: Vec<DeviceHook>,
+    /// Programs of the socket hooks that are in force for a cgroup.
+    pub cgroup: Vec<CgroupHook>,
+    /// Links that Cilium pinned below `<bpffs>/cilium`.
+    pub links: Vec<PinnedLink>,
+    /// Every program that is attached, and every program that those can tail-call.
+    pub programs: Vec<Program>,
+}
+
+/// A kind of hook on a network device.
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize, JsonSchema,
+)]
+#[serde(rename_all = "kebab-case")]
+pub enum HookKind {
+    /// XDP in the driver.
+    XdpNative,
+    /// XDP in the stack.
+    XdpGeneric,
+    /// XDP in the hardware.
+    XdpOffload,
+    /// tcx at ingress.
+    TcxIngress,
+    /// A clsact filter at ingress.
+    ClsactIngress,
+    /// netkit, primary device.
+    NetkitPrimary,
+    /// netkit, peer device.
+    NetkitPeer,
+    /// tcx at egress.
+    TcxEgress,
+    /// A clsact filter at egress.
+    ClsactEgress,
+}
+
+/// One program on one hook of one device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceHook {
+    /// Interface index.
+    pub ifindex: u32,
+    /// The hook.
+    pub kind: HookKind,
+    /// Place in the chain of this hook, from 0.
+    pub order: u32,
+    /// Program id.
+    pub program: u32,
+    /// Link id, where a link holds it.
+    pub link: Option<u32>,
+    /// clsact: name of the filter, priority, handle and whether it is direct-action.
+    pub filter: Option<Filter>,
+}
+
+/// A clsact filter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Filter {
+    /// Name (`TCA_BPF_NAME`), where it has one.
+    pub name: Option<String>,
+    /// Priority; lower ones come first.
+    pub priority: u16,
+    /// Handle.
+    pub handle: u32,
+    /// Whether its return value is the verdict.
+    pub direct_action: bool,
+}
+
+/// One program on one socket hook of a cgroup.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CgroupHook {
+    /// Whose cgroup was asked: `root`, `self` or `pid N`.
+    pub subject: String,
+    /// Path of that cgroup below the cgroup2 mount.
+    pub cgroup: String,
+    /// Attach type: `connect4`, `sendmsg6`, ….
+    pub attach_type: String,
+    /// Place in the order of execution, from 0.
+    pub order: u32,
+    /// Program id.
+    pub program: u32,
+}
+
+/// A pinned link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct PinnedLink {
+    /// Path of the pin.
+    pub path: String,
+    /// Link id.
+    pub id: u32,
+    /// Program id.
+    pub program: u32,
+    /// Kind of link: `tcx`, `xdp`, `cgroup`, `netkit` or the kernel's number.
+    pub kind: String,
+    /// tcx, XDP, netkit: interface index; 0 if the device is gone.
+    pub ifindex: Option<u32>,
+    /// cgroup: id of the cgroup; 0 if it is gone.
+    pub cgroup_id: Option<u64>,
+    /// Attach type, the kernel's number, where the link has one.
+    pub attach_type: Option<u32>,
+    /// Whether the link holds nothing any more: its device or cgroup is gone.
+    pub defunct: bool,
+}
+
+/// A loaded program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Program {
+    /// Program id.
+    pub id: u32,
+    /// Full name from BTF, else the kernel's of 15 bytes.
+    pub name: String,
+    /// Whether the name is cut.
+    pub name_cut: bool,
+    /// Program type, the kernel's number.
+    pub program_type: u32,
+    /// Tag, hexadecimal digits.
+    pub tag: String,
+    /// When it was loaded, nanoseconds since boot.
+    pub loaded_ns: u64,
+    /// Number of runs, where the kernel counts them.
+    pub run_count: Option<u64>,
+    /// Ids of the maps that it uses itself.
+    pub maps: Vec<u32>,
+    /// Ids of the programs in the program arrays that it uses.
+    pub tail_calls: Vec<u32>,
+    /// Values of the read-only data that has BTF, by name: `eth_header_length`, ….
+    #[serde(default)]
+    pub constants: std::collections::BTreeMap<String, u64>,
+}
+
+impl Attachments {
+    /// The program with this id.
+    #[must_use]
+    pub fn program(&self, id: u32) -> Option<&Program> {
+        self.programs.iter().find(|program| program.id == id)
+    }
+
+    /// Whether the program reaches the map, itself or through tail calls.
+    #[must_use]
+    pub fn reaches(&self, program: u32, map: u32) -> bool {
+        let mut seen = std::collections::HashSet::new();
+        let mut next = vec![program];
+        while let Some(id) = next.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let Some(program) = self.program(id) else { continue };
+            if program.maps.contains(&map) {
+                return true;
+            }
+            next.extend(&program.tail_calls);
+        }
+        false
+    }
+}
