@@ -176,10 +176,12 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let (mut records, sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let (mut records, mut sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let (maglev, unread) = select::maglev_tables(&records, cpus);
+    sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
     if let Question::Vip(query) = &options.question {
-        select::keep(&mut records, query.address);
+        select::keep(&mut records, query.address, &maglev);
     }
     let devices = devices(read, &records);
     Ok(Evidence {
@@ -208,9 +210,11 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
             Question::Vip(query) => Subject::Vip(*query),
             Question::Tables(_) => Subject::Tables,
         },
+        via: Vec::new(),
         bpffs,
         devices,
         services_by_protocol,
+        maglev,
         maps: records,
         attachments: None,
         network: None,

@@ -318,6 +318,18 @@ fn backends(
     if !dangling.is_empty() && !proxied {
         dangling_slots(findings, frontend, &dangling);
     }
+    if let Some(table) = frontend.maglev.as_ref().filter(|table| table.nowhere > 0) {
+        findings.add(
+            FindingId::FrontendSlotDangling,
+            Some(&frontend.frontend),
+            format!(
+                "{}: {} of {} places of its Maglev table name a backend that is not there",
+                frontend.frontend, table.nowhere, table.places
+            ),
+            "connections that fall on such a place are dropped, the others work",
+            "restart the agent on this node, which makes the table again",
+        );
+    }
     if terminating(frontend) > 0 {
         backend_terminating(findings, frontend);
     }

@@ -1,8 +1,11 @@
 //! From evidence to a verdict: a pure function. No I/O, no clock, no kernel.
 
+mod attached;
+mod conclude;
 pub mod expect;
 mod findings;
 pub mod programmed;
+mod stack;
 mod walk;
 
 use std::fmt;
@@ -219,9 +222,9 @@ pub fn judge_question(evidence: &Evidence, query: VipQuery) -> Result<Judgement,
 fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let tables = Tables::for_vip(evidence, query.address);
     let programmed = Programmed::new(evidence, &tables, &query);
-    let paths = walk::paths(evidence, &tables, &programmed);
+    let paths = walk::paths(evidence, &tables, &programmed, &query);
     let findings = findings::find(evidence, &tables, &programmed, &query, &paths);
-    let (served, sentence) = walk::conclude(&query, &tables, &programmed, &paths, &findings);
+    let (served, sentence) = conclude::conclude(&query, &tables, &programmed, &paths, &findings);
     Judgement {
         vip: query,
         node: evidence.host.name.clone(),

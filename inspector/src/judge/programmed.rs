@@ -2,7 +2,7 @@
 //!
 //! No judgement here: this is what the maps say, in the words of the field.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,13 +12,14 @@ use crate::{
         backends::Backend,
         flags::{ServiceFlags, ServiceType},
         ipcache::Identity,
-        layout::MapKind,
+        layout::{Family, MapKind},
+        maglev::MaglevTable,
         proto::Protocol,
         release::Release,
         services::{Scope, ServiceKey, ServiceValue},
     },
     evidence::{
-        Device, Evidence, VipQuery,
+        Device, Evidence, VipQuery, parse_hex,
         tables::{Frontend, FrontendName, ServiceEntry, Tables, family_of},
     },
 };
@@ -90,10 +91,23 @@ pub struct ProgrammedFrontend {
     /// Share of the choosable slots that lead to a backend, from 0 to 1; nothing without slots, or
     /// where it could not be read where they lead.
     pub usable_share: Option<f64>,
+    /// The Maglev table by which backends are chosen instead of by slot, where there is one.
+    pub maglev: Option<Maglev>,
     /// Reverse NAT.
     pub reverse_nat: ReverseNatState,
     /// Backends, in the order of their slots.
     pub backends: Vec<ProgrammedBackend>,
+}
+
+/// How a frontend's Maglev table shares connections out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Maglev {
+    /// Number of places in the table.
+    pub places: usize,
+    /// Places of each backend id.
+    pub backends: BTreeMap<u32, usize>,
+    /// Places whose backend is not there.
+    pub nowhere: usize,
 }
 
 /// Which clients may use a frontend.
@@ -283,6 +297,13 @@ impl ProgrammedFrontend {
         let all_read =
             backends.iter().all(|one| !one.selectable || one.address.is_some() || one.dangling);
         let id = any_value.map_or(0, |value| value.rev_nat_index.get());
+        let random = master.is_some_and(|master| master.algorithm() == 1);
+        let maglev = if flags.l7() || random { None } else { maglev(evidence, tables, &key, id) };
+        #[allow(clippy::cast_precision_loss, reason = "at most 131071 places")]
+        let share = match &maglev {
+            Some(table) => Some(1.0 - table.nowhere as f64 / table.places.max(1) as f64),
+            None => Some(usable as f64 / f64::from(count.max(1))),
+        };
         let ranges = || {
             let mut ranges: Vec<String> = tables
                 .source_ranges
@@ -325,8 +346,8 @@ impl ProgrammedFrontend {
             dsr: flags.dsr(),
             count,
             qcount,
-            #[allow(clippy::cast_precision_loss, reason = "at most 65535 slots")]
-            usable_share: (count > 0 && all_read).then(|| usable as f64 / f64::from(count)),
+            usable_share: share.filter(|_| count > 0 && all_read),
+            maglev,
             reverse_nat: reverse_nat(tables, &key, id),
             backends,
         }
@@ -358,6 +379,29 @@ impl ProgrammedFrontend {
             .filter(|backend| backend.selectable && backend.address.is_some())
             .count()
     }
+}
+
+fn maglev(evidence: &Evidence, tables: &Tables, key: &ServiceKey, id: u16) -> Option<Maglev> {
+    let map = match family_of(key.address) {
+        Family::V4 => "cilium_lb4_maglev",
+        Family::V6 => "cilium_lb6_maglev",
+    };
+    let record = evidence.maglev.iter().find(|one| one.map == map && one.frontend == id)?;
+    let value = parse_hex(&record.value)?;
+    let layout = evidence.maps.iter().filter_map(|map| map.layout().ok()).find(|layout| {
+        layout.kind == MapKind::Backends && layout.family == Some(family_of(key.address))
+    })?;
+    let table = MaglevTable::decode(layout, &value).ok()?;
+    let mut backends: BTreeMap<u32, usize> = BTreeMap::new();
+    for backend in table.ids() {
+        *backends.entry(backend).or_default() += 1;
+    }
+    let nowhere = backends
+        .iter()
+        .filter(|(id, _)| tables.backend(key.address, **id).is_none())
+        .map(|(_, places)| places)
+        .sum();
+    Some(Maglev { places: table.len(), backends, nowhere })
 }
 
 fn reverse_nat(tables: &Tables, key: &ServiceKey, id: u16) -> ReverseNatState {

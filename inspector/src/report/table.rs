@@ -187,8 +187,9 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     if let Some(seconds) = frontend.session_affinity_s {
         words.push(format!("session affinity {seconds} s"));
     }
-    if let Some(algorithm) = frontend.algorithm {
-        words.push(algorithm.to_owned());
+    match &frontend.maglev {
+        Some(table) => words.push(format!("Maglev table of {} places", table.places)),
+        None => words.extend(frontend.algorithm.map(str::to_owned)),
     }
     if let Some(ranges) = &frontend.source_ranges {
         let verb = if ranges.deny { "denies" } else { "allows" };
