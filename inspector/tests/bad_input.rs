@@ -13,7 +13,7 @@ use std::{
     path::Path,
     process::Stdio,
     thread,
-    time::Duration,
+    time::Instant,
 };
 
 use inspector::{
@@ -270,25 +270,40 @@ fn evidence_that_cannot_be_saved_leaves_the_old_file() {
     });
 }
 
+/// How often a run is interrupted, later each time.
+const ROUNDS: u32 = 16;
+
 #[test]
 fn an_interrupted_run_leaves_the_old_file_or_the_new_one() {
     let lab = Lab::builder().project("services-10k").up().expect("a lab");
     let folder = folder();
     let path = folder.path().join("evidence.json");
-    let mut ended = [0, 0];
-    for round in 0..12_u64 {
+    let start = || {
         fs::write(&path, "old").expect("a file");
-        let mut child = inspect(["lb", "list", "--backends", "-o", "json", "--save"])
+        inspect(["lb", "list", "--revnat", "-o", "json", "--save"])
             .arg(&path)
             .env("INSPECT_BPFFS", lab.bpffs())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .spawn()
-            .expect("the program runs");
-        thread::sleep(Duration::from_millis(1 + round * round * 25));
+            .expect("the program runs")
+    };
+    let began = Instant::now();
+    assert!(start().wait().expect("an end").success());
+    let whole = began.elapsed();
+    let mut ended = [0, 0];
+    // From the very beginning to long after the end.
+    for round in 0..=ROUNDS {
+        let mut child = start();
+        thread::sleep(whole * round / (ROUNDS - 4));
+        if round == ROUNDS {
+            child.wait().expect("an end");
+        }
         let pid = Pid::from_raw(i32::try_from(child.id()).expect("a process id"));
-        // It may have ended by itself, and is still ours to wait for.
-        kill(pid, Signal::SIGINT).expect("a signal");
+        // It may have ended by itself; until it is waited for, its number is not used again.
+        if round < ROUNDS {
+            kill(pid, Signal::SIGINT).expect("a signal");
+        }
         let mut said = String::new();
         child.stderr.take().expect("a pipe").read_to_string(&mut said).expect("text");
         let status = child.wait().expect("an end");

@@ -439,7 +439,7 @@ fn judge_and_print(evidence: &Evidence) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 250, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn any_bytes_are_judged_without_a_panic(content in evidence()) {

@@ -191,6 +191,11 @@ fn a_count_larger_than_the_slots_that_are_there() {
         let seen = &ran.seen("frontend-slot-dangling")[0];
         assert!(seen.contains("65534 of 65535 slots lead nowhere"), "{seen}");
         assert!(seen.ends_with("and 65526 more") && seen.len() < 500, "{seen}");
+        for form in ["table", "markdown"] {
+            let text = on(&node.lab, &["vip", vip, "-o", form]).out;
+            assert!(text.contains("3 to 65535"), "{text}");
+            assert!(text.lines().count() < 200, "{} lines", text.lines().count());
+        }
     }
 }
 
