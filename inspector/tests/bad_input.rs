@@ -153,7 +153,7 @@ fn what_is_no_evidence_is_refused() {
 
     from(b"not JSON\n").refused(2, &["it is not JSON"]);
     from(b"[1, 2, 3]").refused(2, &["no field `schema`"]);
-    from(&[b'['; 100_000]).refused(2, &["it is not JSON"]);
+    from(&vec![b'['; 100_000]).refused(2, &["it is not JSON"]);
     from(b"\xff\xfe\x00").refused(2, &["it is not JSON"]);
 
     let folder = folder();

@@ -20,7 +20,7 @@ use inspector::{
         markdown, service_list, table,
     },
 };
-use inspector_lab::Lab;
+use inspector_lab::{Lab, capture::encode_hex};
 use proptest::prelude::*;
 use run::{Ran, Stranger, inspect, on, run, sealed};
 use serde_json::{Value, json};
@@ -359,10 +359,6 @@ fn entry(
         })
 }
 
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
-}
-
 fn map_record() -> impl Strategy<Value = Value> {
     let numbers = (any::<u32>(), any::<Option<u64>>(), any::<bool>(), 0_u8..10);
     (0..MAPS.len(), numbers).prop_flat_map(|(index, (max, total, complete, odd))| {
@@ -370,7 +366,7 @@ fn map_record() -> impl Strategy<Value = Value> {
         proptest::collection::vec(entry(name, key, value), 0..12).prop_map(move |entries| {
             let rows: Vec<Value> = entries
                 .iter()
-                .map(|(key, value)| json!({"key": hex(key), "value": hex(value)}))
+                .map(|(key, value)| json!({"key": encode_hex(key), "value": encode_hex(value)}))
                 .collect();
             json!({
                 "name": name, "path": name, "id": 1,

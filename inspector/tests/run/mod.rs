@@ -18,7 +18,7 @@ use inspector::{
 };
 use inspector_lab::{
     Capture, Lab,
-    capture::{CapturedMap, MapSpec},
+    capture::{CapturedMap, MapSpec, encode_hex},
     maps,
 };
 use nix::{
@@ -215,8 +215,7 @@ pub fn captured(capture: &str, name: &str) -> CapturedMap {
 pub fn sealed(mut content: Value) -> Vec<u8> {
     content.as_object_mut().expect("an object").remove("sha256");
     let hash = Sha256::digest(serde_json::to_vec(&content).expect("JSON"));
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    content["sha256"] = Value::String(hex);
+    content["sha256"] = Value::String(encode_hex(&hash));
     let mut text = serde_json::to_vec_pretty(&content).expect("JSON");
     text.push(b'\n');
     text
