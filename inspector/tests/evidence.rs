@@ -317,6 +317,34 @@ fn ids_of_findings_are_words_that_expectations_take() {
     assert_eq!(ids.len(), FindingId::ALL.len(), "two findings have the same id");
 }
 
+#[test]
+fn an_entry_that_comes_twice_counts_once() {
+    let stranger = Stranger::new();
+    let file = stranger.path("evidence.json");
+    let path = file.to_str().expect("UTF-8");
+    let once = on(&faulty(), &["vip", VIPS[0], "-o", "json", "--save", path]).json();
+    let mut content: Value =
+        serde_json::from_slice(&fs::read(&file).expect("a file")).expect("JSON");
+    for map in content["maps"].as_array_mut().expect("maps") {
+        let entries = map["entries"].as_array_mut().expect("entries");
+        let again = entries.clone();
+        entries.extend(again);
+    }
+    fs::write(&file, sealed(content)).expect("a file");
+    let twice = run(&mut inspect(["vip", VIPS[0], "-o", "json", "--from", path]));
+    let seen = twice.seen("map-not-read");
+    assert_eq!(
+        seen,
+        [
+            "services: 4 entries repeat the key of another and were passed over",
+            "IPv4 backends: 1 entries repeat the key of another and were passed over",
+        ]
+    );
+    let twice = twice.json();
+    assert_eq!(twice["programmed"]["frontends"], once["programmed"]["frontends"]);
+    assert_eq!(twice["verdict"]["paths"], once["verdict"]["paths"]);
+}
+
 /// Maps that a judge looks at: name, type, key and value size.
 const MAPS: [(&str, u32, usize, usize); 13] = [
     ("cilium_lb4_services_v2", 1, 12, 12),
@@ -364,8 +392,11 @@ fn map_record() -> impl Strategy<Value = Value> {
     (0..MAPS.len(), numbers).prop_flat_map(|(index, (max, total, complete, odd))| {
         let (name, map_type, key, value) = MAPS[index];
         proptest::collection::vec(entry(name, key, value), 0..12).prop_map(move |entries| {
+            // Some come twice.
+            let again = entries.iter().take(usize::from(odd) / 3);
             let rows: Vec<Value> = entries
                 .iter()
+                .chain(again)
                 .map(|(key, value)| json!({"key": encode_hex(key), "value": encode_hex(value)}))
                 .collect();
             json!({
