@@ -119,9 +119,7 @@ pub enum CollectError {
         source: io::Error,
     },
     /// No map could be opened for want of privilege.
-    #[error(
-        "cannot read Cilium's maps: {0}; needed: CAP_BPF (or CAP_SYS_ADMIN) and read access to bpffs"
-    )]
+    #[error("cannot read Cilium's maps: {0}")]
     Permission(MapError),
     /// The number of CPUs could not be told.
     #[error("cannot tell the number of CPUs: {0}")]
@@ -145,7 +143,9 @@ impl CollectError {
 
 fn privilege(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => ": run as root",
+        io::ErrorKind::PermissionDenied => {
+            ": run as root, or with CAP_BPF and read access to bpffs"
+        }
         io::ErrorKind::NotFound => ": give the mount point of a BPF file system",
         _ => "",
     }
@@ -200,8 +200,8 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
     let cgroups = options.question.cgroups();
     let (maps, programs) = std::thread::scope(|scope| {
         // Beside the maps; the thread is in the network namespace of this one.
-        let programs = (!cgroups.is_empty())
-            .then(|| scope.spawn(|| programs::collect(&read.path, &read.pins, &cgroups)));
+        let programs =
+            (!cgroups.is_empty()).then(|| scope.spawn(|| programs::collect(&read.path, &cgroups)));
         let maps = read_maps(read, &plan, &options.question, cpus);
         let programs = programs
             .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
@@ -212,13 +212,15 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         sources.extend(of_programs);
         Some(attachments)
     } else {
-        sources.push(not_attempted(programs::DEVICES));
+        sources.push(not_attempted(crate::evidence::programs::DEVICES));
         None
     };
     sources.push(not_attempted("routes and neighbours"));
+    let (maglev, unread) = select::maglev_tables(&records, cpus);
+    sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
     if let Question::Vip(query) = &options.question {
-        select::keep(&mut records, query.address);
+        select::keep(&mut records, query.address, &maglev);
     }
     let devices = devices(read, &records);
     Ok(Evidence {
@@ -251,6 +253,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         bpffs,
         devices,
         services_by_protocol,
+        maglev,
         maps: records,
         attachments,
         network: None,

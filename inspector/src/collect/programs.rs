@@ -18,8 +18,8 @@ use crate::{
     evidence::{
         Source, SourceStatus,
         programs::{
-            Attachments, CgroupAsked, CgroupHook, DeviceHook, DeviceName, Filter, HookKind,
-            OtherFilter, PinnedLink, Program, UsedMap,
+            Attachments, CGROUPS, CgroupAsked, CgroupHook, DETAILS, DEVICES, DeviceHook,
+            DeviceName, Filter, HookKind, LINKS, OtherFilter, PinnedLink, Program, UsedMap,
         },
     },
     sys::{
@@ -31,15 +31,6 @@ use crate::{
         tc::{self, Direction, RouteSocket, XdpMode},
     },
 };
-
-/// Name of the source of [`Attachments::hooks`].
-pub const DEVICES: &str = "programs per device";
-/// Name of the source of [`Attachments::cgroup`].
-pub const CGROUPS: &str = "socket programs per cgroup";
-/// Name of the source of [`Attachments::links`].
-pub const LINKS: &str = "pinned links";
-/// Name of the source of [`Attachments::programs`].
-pub const DETAILS: &str = "what programs use";
 
 /// Whose cgroup is asked for the socket programs in force.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -64,19 +55,14 @@ impl CgroupSubject {
 
 /// Reads everything about attached programs.
 ///
-/// `root` is the BPF file system with Cilium's pins, `pins` are the names below its `tc/globals`.
-/// The devices are those of the network namespace of this thread. What could not be read is told
-/// of in the sources.
+/// `root` is the BPF file system with Cilium's pins. The devices are those of the network namespace
+/// of this thread. What could not be read is told of in the sources.
 #[must_use]
-pub fn collect(
-    root: &Path,
-    pins: &[String],
-    subjects: &[CgroupSubject],
-) -> (Attachments, Vec<Source>) {
-    let (mut found, mut vanished) = attempt(root, pins, subjects);
+pub fn collect(root: &Path, subjects: &[CgroupSubject]) -> (Attachments, Vec<Source>) {
+    let (mut found, mut vanished) = attempt(root, subjects);
     if !vanished.is_empty() {
         // Programs were replaced meanwhile, so that what was read is of no one moment.
-        (found, vanished) = attempt(root, pins, subjects);
+        (found, vanished) = attempt(root, subjects);
     }
     if !vanished.is_empty() {
         found.details.partial(format!(
@@ -98,7 +84,7 @@ struct Found {
 }
 
 /// Reads everything once; the second result is the programs that vanished meanwhile.
-fn attempt(root: &Path, pins: &[String], subjects: &[CgroupSubject]) -> (Found, BTreeSet<u32>) {
+fn attempt(root: &Path, subjects: &[CgroupSubject]) -> (Found, BTreeSet<u32>) {
     let mut attachments = Attachments::default();
     let mut devices = Report::new(DEVICES);
     let mut details = Report::new(DETAILS);
@@ -108,7 +94,7 @@ fn attempt(root: &Path, pins: &[String], subjects: &[CgroupSubject]) -> (Found, 
     let asked = device_hooks(&mut attachments, &mut devices);
     cgroup_hooks(subjects, &mut attachments, &mut cgroups);
     let first = attached(&attachments);
-    let mut reader = Reader::new(pins);
+    let mut reader = Reader::new();
     reader.follow(first.clone(), &mut details);
     let vanished = reader.vanished.iter().copied().collect();
     (attachments.programs, attachments.maps) = reader.finish(&first);
@@ -562,8 +548,7 @@ struct ReadMap {
 }
 
 /// Follows programs into the program arrays that they use.
-struct Reader<'pins> {
-    pins: &'pins [String],
+struct Reader {
     programs: BTreeMap<u32, ProgramInfo>,
     /// `None`: it could not be read.
     maps: HashMap<u32, Option<ReadMap>>,
@@ -573,17 +558,21 @@ struct Reader<'pins> {
 
 /// More programs than these are not followed: 500 pods have some 10,000.
 const MOST_PROGRAMS: usize = 20_000;
-/// Program arrays with more entries are indexed by endpoint ids.
-const SMALL_ARRAY: u32 = 1024;
+/// Program arrays with more places than these are not read; Cilium's for tail calls have 50.
+const LARGEST_ARRAY: u32 = 4096;
+/// Program arrays that are not followed, by the kernel's name of them (15 bytes): those of
+/// `cilium_call_policy` and `cilium_egresscall_policy`. They have a place for every endpoint of
+/// the node (65,535 of them), and a program calls the one that its packet goes to, after services
+/// were looked up. To follow them would make every program reach what any endpoint's reaches.
+const POLICY_ARRAYS: [&str; 2] = ["cilium_call_pol", "cilium_egressca"];
 /// BTF objects that are read to have the full names of programs that are only tail-called.
 const MOST_NAMES: usize = 512;
 /// `BPF_F_RDONLY_PROG`: programs cannot write the map.
 const BPF_F_RDONLY_PROG: u32 = 1 << 7;
 
-impl<'pins> Reader<'pins> {
-    fn new(pins: &'pins [String]) -> Self {
+impl Reader {
+    fn new() -> Self {
         Self {
-            pins,
             programs: BTreeMap::new(),
             maps: HashMap::new(),
             vanished: HashSet::new(),
@@ -617,11 +606,7 @@ impl<'pins> Reader<'pins> {
                 }
             };
             for &map in &info.maps {
-                if !self.maps.contains_key(&map) {
-                    let read = read_map(map, self.pins, report);
-                    self.maps.insert(map, read);
-                }
-                if let Some(Some(map)) = self.maps.get(&map) {
+                if let Some(map) = self.maps.entry(map).or_insert_with(|| read_map(map, report)) {
                     queue.extend(&map.programs);
                 }
             }
@@ -700,10 +685,10 @@ fn full_name(info: &ProgramInfo) -> Option<String> {
 }
 
 /// Reads one map as far as it matters here; `None` if it is gone or must not be read.
-fn read_map(id: u32, pins: &[String], report: &mut Report) -> Option<ReadMap> {
+fn read_map(id: u32, report: &mut Report) -> Option<ReadMap> {
     let call = "bpf(BPF_MAP_GET_FD_BY_ID)";
     let gone = |error: &io::Error| error.raw_os_error() == Some(libc::ENOENT);
-    let fd = match program::open_map(id) {
+    let fd = match bpf::open_map_by_id(id) {
         Ok(fd) => fd,
         Err(error) => {
             if !gone(&error) {
@@ -719,17 +704,24 @@ fn read_map(id: u32, pins: &[String], report: &mut Report) -> Option<ReadMap> {
             return None;
         }
     };
-    let programs = if info.map_type == MapType::PROG_ARRAY {
-        match array_programs(fd.as_fd(), &info, pins, report) {
-            Ok(programs) => programs,
-            Err(error) => {
-                report.error(&format!("program array {} ({id})", info.name), &error, "CAP_BPF");
-                Vec::new()
+    let mut programs = Vec::new();
+    let is_policy = POLICY_ARRAYS.iter().any(|prefix| info.name.starts_with(prefix));
+    if info.map_type == MapType::PROG_ARRAY && !is_policy {
+        if info.max_entries > LARGEST_ARRAY {
+            report.partial(format!(
+                "program array {} ({id}) has {} places and was not read",
+                info.name, info.max_entries
+            ));
+        } else {
+            match array_programs(fd.as_fd(), &info) {
+                Ok(found) => programs = found,
+                Err(error) => {
+                    let call = format!("program array {} ({id})", info.name);
+                    report.error(&call, &error, "CAP_BPF");
+                }
             }
         }
-    } else {
-        Vec::new()
-    };
+    }
     let is_constants = info.map_type == MapType::ARRAY
         && info.max_entries == 1
         && info.flags & BPF_F_RDONLY_PROG != 0
@@ -739,32 +731,14 @@ fn read_map(id: u32, pins: &[String], report: &mut Report) -> Option<ReadMap> {
     Some(ReadMap { used, programs, is_constants })
 }
 
-/// Ids of the programs in a program array.
+/// Ids of the programs in a program array; the kernel has no batches for these.
 ///
-/// The kernel has no batches for these. The policy arrays have 65,536 places, of which an endpoint
-/// has the one of its id: only those are looked up that a pin names.
-fn array_programs(
-    fd: BorrowedFd<'_>,
-    info: &MapInfo,
-    pins: &[String],
-    report: &mut Report,
-) -> io::Result<Vec<u32>> {
-    let indexes: BTreeSet<u32> = if info.max_entries <= SMALL_ARRAY {
-        (0..info.max_entries).collect()
-    } else {
-        let ids: BTreeSet<u32> = pins.iter().filter_map(|pin| endpoint_id(pin)).collect();
-        if !info.name.starts_with("cilium_") {
-            report.partial(format!(
-                "program array {} has {} places, of which only those are read that are numbers of \
-                 endpoints",
-                info.name, info.max_entries
-            ));
-        }
-        ids.into_iter().filter(|&id| id < info.max_entries).collect()
-    };
+/// # Errors
+/// The error of `BPF_MAP_LOOKUP_ELEM`.
+fn array_programs(fd: BorrowedFd<'_>, info: &MapInfo) -> io::Result<Vec<u32>> {
     let mut programs = Vec::new();
     let mut value = [0; 4];
-    for index in indexes {
+    for index in 0..info.max_entries {
         if bpf::lookup(fd, info, &index.to_ne_bytes(), &mut value, 1)? {
             programs.push(u32::from_ne_bytes(value));
         }
@@ -774,17 +748,9 @@ fn array_programs(
     Ok(programs)
 }
 
-/// The endpoint that a pin is of: 123 of `cilium_calls_00123`.
-fn endpoint_id(pin: &str) -> Option<u32> {
-    let (_, digits) = pin.rsplit_once('_')?;
-    (digits.len() >= 5 && digits.bytes().all(|byte| byte.is_ascii_digit()))
-        .then(|| digits.parse().ok())
-        .flatten()
-}
-
 /// The integers of a read-only data map, by name.
 fn read_constants(map: &UsedMap) -> io::Result<BTreeMap<String, u64>> {
-    let fd = program::open_map(map.id)?;
+    let fd = bpf::open_map_by_id(map.id)?;
     let Some((btf, section)) = program::map_value_type(fd.as_fd())? else {
         return Ok(BTreeMap::new());
     };
@@ -802,15 +768,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn endpoints_are_told_from_their_pins() {
-        assert_eq!(endpoint_id("cilium_calls_00123"), Some(123));
-        assert_eq!(endpoint_id("cilium_policy_v2_02048"), Some(2048));
-        assert_eq!(endpoint_id("cilium_calls_netdev_00002"), Some(2));
-        assert_eq!(endpoint_id("cilium_lb4_services_v2"), None);
-        assert_eq!(endpoint_id("cilium_policy_v2"), None);
-    }
-
-    #[test]
     fn the_worst_that_happened_to_a_source_stands() {
         let mut report = Report::new("x");
         assert_eq!(report.status, SourceStatus::Complete);
@@ -825,7 +782,7 @@ mod tests {
     #[test]
     fn a_program_that_is_gone_is_no_error() {
         let mut report = Report::new("x");
-        let mut reader = Reader::new(&[]);
+        let mut reader = Reader::new();
         // Ids count up from 1; nobody has loaded so many.
         reader.follow(vec![u32::MAX - 1], &mut report);
         assert!(reader.vanished.contains(&(u32::MAX - 1)), "{:?}: run as root", report.reasons);

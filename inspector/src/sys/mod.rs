@@ -9,4 +9,5 @@ pub mod cgroup;
 pub mod host;
 pub mod mounts;
 pub mod program;
+pub mod signals;
 pub mod tc;

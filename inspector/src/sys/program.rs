@@ -9,14 +9,12 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
 };
 
-use super::bpf::{self, BPF_OBJ_GET_INFO_BY_FD, InfoAttr};
+use super::bpf::{self, BPF_OBJ_GET_INFO_BY_FD, GetIdAttr, InfoAttr};
 
 const BPF_PROG_GET_FD_BY_ID: libc::c_long = 13;
-const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
 const BPF_PROG_QUERY: libc::c_long = 16;
 const BPF_BTF_GET_FD_BY_ID: libc::c_long = 19;
 
-const BPF_F_RDONLY: u32 = 1 << 3;
 /// `BPF_F_QUERY_EFFECTIVE`: those that run, inherited ones included.
 const BPF_F_QUERY_EFFECTIVE: u32 = 1;
 
@@ -131,29 +129,12 @@ pub fn query(target: Target<'_>, attach_type: u32) -> io::Result<Vec<Attached>> 
     }
 }
 
-#[repr(C)]
-#[derive(Default)]
-struct ByIdAttr {
-    id: u32,
-    next_id: u32,
-    open_flags: u32,
-}
-
-fn by_id(command: libc::c_long, id: u32, open_flags: u32) -> io::Result<OwnedFd> {
-    let mut attr = ByIdAttr { id, next_id: 0, open_flags };
+fn by_id(command: libc::c_long, id: u32) -> io::Result<OwnedFd> {
+    let mut attr = GetIdAttr { id, ..GetIdAttr::default() };
     // SAFETY: the attribute holds no addresses.
     let fd = unsafe { bpf::bpf(command, &mut attr)? };
     // SAFETY: the kernel just returned this descriptor; nobody else owns it.
     unsafe { bpf::owned(fd) }
-}
-
-/// A descriptor of the map with this id, for reading only.
-///
-/// # Errors
-/// The error of `BPF_MAP_GET_FD_BY_ID`: `ENOENT` if there is none (any more), `EPERM` without
-/// `CAP_SYS_ADMIN`.
-pub fn open_map(id: u32) -> io::Result<OwnedFd> {
-    by_id(BPF_MAP_GET_FD_BY_ID, id, BPF_F_RDONLY)
 }
 
 /// What the kernel says of a program (`struct bpf_prog_info`).
@@ -235,7 +216,7 @@ struct FuncInfo {
 /// The error of `BPF_PROG_GET_FD_BY_ID` or `BPF_OBJ_GET_INFO_BY_FD`: `ENOENT` if there is none (any
 /// more), `EPERM` without `CAP_SYS_ADMIN`.
 pub fn program(id: u32) -> io::Result<ProgramInfo> {
-    let fd = by_id(BPF_PROG_GET_FD_BY_ID, id, 0)?;
+    let fd = by_id(BPF_PROG_GET_FD_BY_ID, id)?;
     // No program may use more than 64 maps.
     let mut maps = [0_u32; 64];
     // The record's size must be the kernel's, which has been this since Linux 4.20; older kernels
@@ -326,7 +307,7 @@ pub fn btf(id: u32) -> io::Result<Vec<u8>> {
         btf_size: u32,
         id: u32,
     }
-    let fd = by_id(BPF_BTF_GET_FD_BY_ID, id, 0)?;
+    let fd = by_id(BPF_BTF_GET_FD_BY_ID, id)?;
     // Cilium's are some 10 KiB; the kernel says how large it is if this is too small.
     let mut room = 64 << 10;
     loop {
