@@ -1,7 +1,7 @@
 //! The property that the `decode` target looks for a counterexample to. Shared by the fuzz target
-//! and the test that runs the corpus.
+//! and the test that runs the corpus; both have the module `cilium` in their root.
 
-use inspector::cilium::{entry::Entry, layout::LAYOUTS};
+use super::cilium::{entry::Entry, layout::LAYOUTS};
 
 /// The first byte chooses the layout, the second the length of the key (its low bit set: the
 /// layout's own; else itself), the rest is key and value.

@@ -4,11 +4,16 @@
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use inspector::cilium::layout::LAYOUTS;
+use cilium::layout::LAYOUTS;
 use libfuzzer_sys::fuzz_target;
 
 #[path = "../check.rs"]
 mod check;
+// The module's source and not the crate that it belongs to: that crate's build makes the eBPF
+// programs, which a sanitizer's flags and a nightly compiler without set-up cannot.
+#[expect(dead_code, reason = "the target uses entries and layouts, not all of the module")]
+#[path = "../../inspector/src/cilium/mod.rs"]
+mod cilium;
 
 /// libFuzzer takes what it finds in this section for coverage. Many layouts share all of their
 /// code, so that without it one of them stands for all, in fuzzing and in the minimised corpus.

@@ -2,7 +2,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use inspector::cilium::layout::LAYOUTS;
+use cilium::layout::LAYOUTS;
+use inspector::cilium;
 
 #[path = "../../fuzz/check.rs"]
 mod check;

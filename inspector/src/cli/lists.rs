@@ -65,6 +65,13 @@ fn load(kinds: &[MapKind], options: &Resolved) -> anyhow::Result<Tables> {
             path.display()
         );
     }
+    if let (Some(path), Subject::Datapath { .. }) = (&options.from, &evidence.subject) {
+        bail!(
+            "{} holds attached programs and no map entries: show it with `inspect datapath --from \
+             FILE`",
+            path.display()
+        );
+    }
     for kind in kinds {
         let there = evidence.maps.iter().any(|map| {
             map.problem.is_some() || map.kind().is_some_and(|(found, _, _)| found == *kind)
@@ -110,10 +117,10 @@ fn conclude(tables: &Tables, options: &Resolved) -> Answer {
     const SHOWN: usize = 20;
     if !options.quiet {
         for problem in tables.problems.iter().take(SHOWN) {
-            eprintln!("inspect: {problem}");
+            output::say(problem);
         }
         if let Some(more) = tables.problems.len().checked_sub(SHOWN).filter(|&more| more > 0) {
-            eprintln!("inspect: and {more} more problems: `-o json` lists all");
+            output::say(format_args!("and {more} more problems: `-o json` lists all"));
         }
     }
     let missing = |problem: &Problem| {

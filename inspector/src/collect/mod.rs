@@ -4,6 +4,7 @@ pub mod abilities;
 pub mod bpffs;
 pub mod dump;
 pub mod maps;
+pub mod programs;
 mod select;
 
 use std::{
@@ -22,6 +23,7 @@ use crate::{
     sys::host,
 };
 use maps::{MapError, OpenMap};
+use programs::CgroupSubject;
 
 /// What to collect, and where.
 #[derive(Debug, Clone)]
@@ -41,6 +43,25 @@ pub enum Question {
     Vip(VipQuery),
     /// All entries of the maps of these kinds.
     Tables(Vec<MapKind>),
+    /// Which programs are attached where, and which maps they reach.
+    Datapath {
+        /// A process whose socket hooks are asked for, beside those of the root and of this one.
+        pid: Option<u32>,
+    },
+}
+
+impl Question {
+    /// The cgroups whose socket hooks the answer needs; none if it needs no programs.
+    fn cgroups(&self) -> Vec<CgroupSubject> {
+        let pid = match self {
+            Self::Tables(_) => return Vec::new(),
+            Self::Vip(_) => None,
+            Self::Datapath { pid } => *pid,
+        };
+        let mut subjects = vec![CgroupSubject::Root, CgroupSubject::Own];
+        subjects.extend(pid.map(CgroupSubject::Process));
+        subjects
+    }
 }
 
 /// Why nothing could be collected.
@@ -98,9 +119,7 @@ pub enum CollectError {
         source: io::Error,
     },
     /// No map could be opened for want of privilege.
-    #[error(
-        "cannot read Cilium's maps: {0}; needed: CAP_BPF (or CAP_SYS_ADMIN) and read access to bpffs"
-    )]
+    #[error("cannot read Cilium's maps: {0}")]
     Permission(MapError),
     /// The number of CPUs could not be told.
     #[error("cannot tell the number of CPUs: {0}")]
@@ -124,7 +143,9 @@ impl CollectError {
 
 fn privilege(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => ": run as root",
+        io::ErrorKind::PermissionDenied => {
+            ": run as root, or with CAP_BPF and read access to bpffs"
+        }
         io::ErrorKind::NotFound => ": give the mount point of a BPF file system",
         _ => "",
     }
@@ -176,10 +197,30 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let (mut records, sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let cgroups = options.question.cgroups();
+    let (maps, programs) = std::thread::scope(|scope| {
+        // Beside the maps; the thread is in the network namespace of this one.
+        let programs =
+            (!cgroups.is_empty()).then(|| scope.spawn(|| programs::collect(&read.path, &cgroups)));
+        let maps = read_maps(read, &plan, &options.question, cpus);
+        let programs = programs
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        (maps, programs)
+    });
+    let (mut records, mut sources) = maps?;
+    let attachments = if let Some((attachments, of_programs)) = programs {
+        sources.extend(of_programs);
+        Some(attachments)
+    } else {
+        sources.push(not_attempted(crate::evidence::programs::DEVICES));
+        None
+    };
+    sources.push(not_attempted("routes and neighbours"));
+    let (maglev, unread) = select::maglev_tables(&records, cpus);
+    sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
     if let Question::Vip(query) = &options.question {
-        select::keep(&mut records, query.address);
+        select::keep(&mut records, query.address, &maglev);
     }
     let devices = devices(read, &records);
     Ok(Evidence {
@@ -207,16 +248,27 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         subject: match &options.question {
             Question::Vip(query) => Subject::Vip(*query),
             Question::Tables(_) => Subject::Tables,
+            Question::Datapath { pid } => Subject::Datapath { pid: *pid },
         },
+        via: Vec::new(),
         bpffs,
         devices,
         services_by_protocol,
+        maglev,
         maps: records,
-        attachments: None,
+        attachments,
         network: None,
         sources,
         verdict: None,
     })
+}
+
+fn not_attempted(what: &str) -> Source {
+    Source {
+        what: what.to_owned(),
+        status: SourceStatus::NotAttempted,
+        reason: Some("the question does not need it, or this version does not read it".to_owned()),
+    }
 }
 
 fn rfc3339(time: SystemTime) -> String {
@@ -230,6 +282,7 @@ fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
             (VIP_KINDS, Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }))
         }
         Question::Tables(kinds) => (kinds.as_slice(), None),
+        Question::Datapath { .. } => (VIP_KINDS, None),
     };
     let mut best: BTreeMap<(MapKind, Option<Family>, &str), &'static Layout> = BTreeMap::new();
     for layout in LAYOUTS {
@@ -281,9 +334,13 @@ fn read_maps(
     records.extend(match question {
         Question::Vip(query) => select::vip(&open, query, cpus),
         Question::Tables(_) => read_all(open.iter(), cpus),
+        // What they are, not what is in them.
+        Question::Datapath { .. } => {
+            open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect()
+        }
     });
     records.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut sources: Vec<Source> = records
+    let sources: Vec<Source> = records
         .iter()
         .map(|record| Source {
             what: record.name.clone(),
@@ -298,11 +355,6 @@ fn read_maps(
             }),
         })
         .collect();
-    sources.extend(["programs per device", "routes and neighbours"].map(|what| Source {
-        what: what.to_owned(),
-        status: SourceStatus::NotAttempted,
-        reason: Some("this version reads Cilium's maps only".to_owned()),
-    }));
     Ok((records, sources))
 }
 

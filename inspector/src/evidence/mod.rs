@@ -11,13 +11,19 @@ pub mod programs;
 mod record;
 pub mod tables;
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub use entries::Entries;
-pub(crate) use entries::Hex;
+pub(crate) use entries::{Hex, parse_hex};
 pub use record::{Coverage, MapRecord};
 
 use crate::cilium::proto::Protocol;
@@ -43,6 +49,9 @@ pub struct Evidence {
     pub time: Time,
     /// The question that was asked, which is what the entries were chosen for.
     pub subject: Subject,
+    /// Devices that the question is narrowed to; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub via: Vec<String>,
     /// The BPF file systems that hold Cilium's pins.
     pub bpffs: Vec<Bpffs>,
     /// Network devices that Cilium's pins and maps name.
@@ -52,6 +61,9 @@ pub struct Evidence {
     pub services_by_protocol: BTreeMap<String, u64>,
     /// The maps that were read.
     pub maps: Vec<MapRecord>,
+    /// Maglev tables of the VIP's frontends, where they have one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub maglev: Vec<MaglevTable>,
     /// Attached programs, where they were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachments: Option<programs::Attachments>,
@@ -116,6 +128,12 @@ pub enum Subject {
     Vip(VipQuery),
     /// The load balancer tables of the node.
     Tables,
+    /// Which programs are attached where.
+    Datapath {
+        /// A process whose socket hooks were asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
+    },
 }
 
 /// A VIP, and which of its frontends.
@@ -130,6 +148,9 @@ pub struct VipQuery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub protocol: Option<Protocol>,
+    /// Seen by a client with this address: source ranges depend on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<IpAddr>,
 }
 
 impl fmt::Display for VipQuery {
@@ -200,7 +221,7 @@ impl FromStr for VipQuery {
         if address.is_loopback() {
             return Err(VipQueryError::NoVip(address, "a loopback address"));
         }
-        Ok(Self { address, port, protocol })
+        Ok(Self { address, port, protocol, source: None })
     }
 }
 
@@ -225,7 +246,8 @@ fn split_port(place: &str) -> (&str, Option<&str>) {
 /// A BPF file system that holds pins of Cilium's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Bpffs {
-    /// Where it is mounted.
+    /// Where it is mounted; what is not UTF-8 in it is replaced in a file.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// Device number of the file system, `major:minor`.
     pub device: String,
@@ -233,6 +255,11 @@ pub struct Bpffs {
     pub read: bool,
     /// Names below `tc/globals`, sorted.
     pub pins: Vec<String>,
+}
+
+/// A path need not be UTF-8, JSON must be.
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// A network device that Cilium's state names.
@@ -245,6 +272,19 @@ pub struct Device {
     pub name: Option<String>,
     /// The pin or map that names it.
     pub named_by: Vec<String>,
+}
+
+/// The Maglev table of one frontend: the inner map that the outer one names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MaglevTable {
+    /// Name of the outer map.
+    pub map: String,
+    /// Reverse NAT index of the frontend.
+    pub frontend: u16,
+    /// Kernel id of the inner map.
+    pub table_id: u32,
+    /// The inner map's one value, hexadecimal digits: a backend id for each place.
+    pub value: String,
 }
 
 /// How far a source of evidence could be used.

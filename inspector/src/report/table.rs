@@ -9,7 +9,7 @@ use crate::{
     judge::{
         Finding, Judgement, PathVerdict, Served, Severity,
         expect::{Checked, Met},
-        programmed::{Announcement, ProgrammedFrontend, TrafficPolicy},
+        programmed::{Announcement, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy},
     },
 };
 
@@ -94,7 +94,7 @@ fn table(style: Style) -> Table {
 }
 
 /// Prints a table without the spaces that fill its last column.
-fn print(table: &Table, out: &mut impl Write) -> io::Result<()> {
+fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -115,17 +115,20 @@ fn write_frontends<'a>(
             Cell::new(frontend.service_type.as_str()),
             Cell::new(details(frontend)),
         ]);
-        for backend in &frontend.backends {
-            let color = match (&backend.address, backend.selectable) {
-                (None, true) => Some(Color::Red),
+        for (slots, backend) in slots(frontend) {
+            let color = match (backend.dangling, backend.selectable) {
+                (true, true) => Some(Color::Red),
                 (_, false) => Some(Color::DarkGrey),
                 _ => None,
             };
             let cells = [
                 format!(
-                    "  {} => {}",
-                    backend.slot,
-                    backend.address.as_deref().unwrap_or("nothing")
+                    "  {slots} => {}",
+                    backend.address.as_deref().unwrap_or(if backend.dangling {
+                        "nothing"
+                    } else {
+                        "?"
+                    })
                 ),
                 if backend.id == 0 { String::new() } else { backend.id.to_string() },
                 backend.state.clone(),
@@ -138,7 +141,9 @@ fn write_frontends<'a>(
                         )
                     }
                     (true, false) => format!("{}; not chosen", backend.location),
-                    (false, _) => "connections that choose this slot fail".to_owned(),
+                    (false, _) if !backend.dangling => "not read".to_owned(),
+                    (false, true) => "connections that choose this slot fail".to_owned(),
+                    (false, false) => "not chosen".to_owned(),
                 },
             ];
             table.add_row(cells.map(|text| {
@@ -153,6 +158,26 @@ fn write_frontends<'a>(
     print(&table, out)
 }
 
+/// The slots of a frontend, those in a row that are not there together: a damaged count can make
+/// them 65535.
+pub(super) fn slots(
+    frontend: &ProgrammedFrontend,
+) -> impl Iterator<Item = (String, &ProgrammedBackend)> {
+    let missing = |backend: &ProgrammedBackend| backend.id == 0 && backend.address.is_none();
+    frontend
+        .backends
+        .chunk_by(move |one, next| missing(one) && missing(next) && one.state == next.state)
+        .filter_map(|run| {
+            let (first, last) = (run.first()?, run.last()?);
+            let slots = if first.slot == last.slot {
+                first.slot.to_string()
+            } else {
+                format!("{} to {}", first.slot, last.slot)
+            };
+            Some((slots, first))
+        })
+}
+
 /// What is particular about a frontend, in a few words.
 pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     if frontend.wildcard {
@@ -165,7 +190,7 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     match frontend.l7_proxy_port {
         Some(port) => words.push(format!("L7, proxy port {port}")),
         None if frontend.count == 0 => words.push("no backends".to_owned()),
-        None => words.push(format!("{} of {} backends usable", frontend.usable(), frontend.count)),
+        None => words.push(frontend.usable_of_count()),
     }
     if frontend.scope == Scope::Internal {
         words.push("internal scope".to_owned());
@@ -181,13 +206,18 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     if let Some(seconds) = frontend.session_affinity_s {
         words.push(format!("session affinity {seconds} s"));
     }
-    if let Some(algorithm) = frontend.algorithm {
-        words.push(algorithm.to_owned());
+    match &frontend.maglev {
+        Some(table) => words.push(format!("Maglev table of {} places", table.places)),
+        None => words.extend(frontend.algorithm.map(str::to_owned)),
     }
     if let Some(ranges) = &frontend.source_ranges {
         let verb = if ranges.deny { "denies" } else { "allows" };
-        let list =
-            if ranges.ranges.is_empty() { "nobody".to_owned() } else { ranges.ranges.join(" ") };
+        let list = match (ranges.ranges.is_empty(), ranges.complete) {
+            (true, true) => "nobody".to_owned(),
+            (true, false) => "source ranges that were not read".to_owned(),
+            (false, true) => ranges.ranges.join(" "),
+            (false, false) => format!("{} and others that were not read", ranges.ranges.join(" ")),
+        };
         words.push(format!("{verb} {list}"));
     }
     if !frontend.routable {
@@ -196,11 +226,13 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     if frontend.dsr {
         words.push("DSR".to_owned());
     }
-    words.push(if frontend.reverse_nat.good {
-        "reverse NAT there".to_owned()
-    } else {
-        "reverse NAT MISSING".to_owned()
-    });
+    let reverse_nat = match (frontend.reverse_nat.good, &frontend.reverse_nat.restores) {
+        (Some(true), _) => "reverse NAT there",
+        (Some(false), None) => "reverse NAT MISSING",
+        (Some(false), Some(_)) => "reverse NAT WRONG",
+        (None, _) => "reverse NAT not read",
+    };
+    words.push(reverse_nat.to_owned());
     words.join(", ")
 }
 
@@ -256,6 +288,10 @@ pub(super) fn served(path: &PathVerdict) -> String {
 
 /// Who answers ARP, in one line.
 pub(super) fn announced(announcement: &Announcement) -> String {
+    if let Some(reason) = announcement.unknown.as_ref().filter(|_| announcement.entries.is_empty())
+    {
+        return format!("unknown ({reason})");
+    }
     if !announcement.responder_map {
         return "no (this node has no L2 responder map)".to_owned();
     }
@@ -280,7 +316,11 @@ pub(super) fn announced(announcement: &Announcement) -> String {
     format!("yes, on {} ({agent})", entries.join("; "))
 }
 
-fn write_findings(findings: &[Finding], style: Style, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write_findings(
+    findings: &[Finding],
+    style: Style,
+    out: &mut (impl Write + ?Sized),
+) -> io::Result<()> {
     for (index, finding) in findings.iter().enumerate() {
         let Finding { id, severity, frontend: _, path: _, seen, meaning, next } = finding;
         if index > 0 {

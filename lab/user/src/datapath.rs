@@ -549,13 +549,12 @@ fn attach_device(
         let fd = loader.program(&mut ebpf, &on.program)?.as_fd();
         match &on.filter {
             None => {
-                let links = match endpoint {
-                    Some(id) => bpffs.join(format!("cilium/endpoints/{id}/links")),
-                    None => {
-                        // Cilium does so too.
-                        let folder = device.name.replace('.', "-");
-                        bpffs.join(format!("cilium/devices/{folder}/links"))
-                    }
+                let links = if let Some(id) = endpoint {
+                    bpffs.join(format!("cilium/endpoints/{id}/links"))
+                } else {
+                    // Cilium replaces dots too.
+                    let folder = device.name.replace('.', "-");
+                    bpffs.join(format!("cilium/devices/{folder}/links"))
                 };
                 let target = device.index;
                 let object = format!("{} on {}", on.program, device.name);
@@ -611,12 +610,11 @@ fn endpoint_id(bpffs: &Path, index: u32) -> Result<u16, DatapathError> {
     let entries = map.entries().map_err(|error| failed(std::io::Error::other(error)))?;
     entries
         .iter()
-        .filter_map(|entry| {
+        .find_map(|entry| {
             let value = entry.value.first_chunk::<8>()?;
             let (device, id) = (&value[..4], [value[6], value[7]]);
             (device == index.to_le_bytes()).then(|| u16::from_le_bytes(id))
         })
-        .next()
         .ok_or_else(|| failed(std::io::Error::other(format!("no endpoint at the device {index}"))))
 }
 

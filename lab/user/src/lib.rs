@@ -21,6 +21,7 @@ pub mod capture;
 pub mod cgroup;
 mod child;
 pub mod datapath;
+pub mod evidence;
 mod filter;
 pub mod lab;
 pub mod maps;

@@ -10,20 +10,26 @@
 //! pods are reached only as far as the routes reach them (on a real node BPF does that).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::{AsRawFd, OwnedFd},
     path::Path,
+    thread,
+    time::{Duration, Instant},
 };
 
+use futures_util::TryStreamExt;
 use rtnetlink::{
     Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
     packet_route::{
         AddressFamily,
-        address::{AddressAttribute, AddressFlags, AddressScope},
-        link::{InfoData, InfoVeth, LinkMessage},
-        route::{RouteMessage, RouteProtocol, RouteScope, RouteType},
+        address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
+        link::{InfoData, InfoVeth, LinkFlags, LinkMessage},
+        route::{
+            RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope,
+            RouteType,
+        },
         rule::{RuleAction, RuleAttribute, RuleHeader, RuleMessage},
     },
 };
@@ -59,6 +65,14 @@ pub enum NetworkError {
         /// What the kernel said.
         source: rtnetlink::Error,
     },
+    /// The kernel did not get to the end of what a change entails.
+    #[error("the network of {role} did not settle within {} s: {what}", PATIENCE.as_secs())]
+    Unsettled {
+        /// The place.
+        role: Ns,
+        /// What was still to come.
+        what: String,
+    },
     /// A system call or a file.
     #[error("{what}: {source}")]
     Io {
@@ -68,6 +82,9 @@ pub enum NetworkError {
         source: io::Error,
     },
 }
+
+/// How long a namespace may take to settle; on an idle machine it takes milliseconds.
+const PATIENCE: Duration = Duration::from_secs(20);
 
 /// For `map_err`: says what was to be done.
 fn netlink(what: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetworkError {
@@ -104,13 +121,31 @@ pub fn make<G>(name: &str, plan: &Plan, step: impl Fn() -> G) -> Result<(), Netw
         namespaces.insert(role, netns::create(name, role)?);
     }
 
-    let _step = step();
+    {
+        let _step = step();
+        fill(plan, &namespaces)?;
+    }
+    for (role, namespace) in &namespaces {
+        settle(*role, namespace, &step)?;
+    }
+    Ok(())
+}
+
+/// Makes what is in the namespaces.
+fn fill(plan: &Plan, namespaces: &BTreeMap<Ns, OwnedFd>) -> Result<(), NetworkError> {
     let lan = &namespaces[&Ns::Lan];
     in_namespace(lan, async |handle| {
+        // The switch and its ports have no addresses, so no time goes by for checking them.
+        defaults(false)?;
         add(&handle, LinkBridge::new(SWITCH).index(SWITCH_INDEX).up().build(), SWITCH).await
     })?;
     for (role, v4, v6) in HOSTS {
         in_namespace(&namespaces[&role], async |handle| host(&handle, lan, role, v4, v6).await)?;
+    }
+
+    for pod in plan.pods() {
+        // Before the pod's end of its device is there: a device takes these when it is made.
+        in_namespace(&namespaces[&Ns::Pod(pod.number)], async |_| defaults(true))?;
     }
 
     let mut tun = None;
@@ -118,7 +153,7 @@ pub fn make<G>(name: &str, plan: &Plan, step: impl Fn() -> G) -> Result<(), Netw
         defaults(false)?;
         forward()?;
         for device in &plan.devices {
-            if let Some(end) = device_up(&handle, device, &namespaces).await? {
+            if let Some(end) = device_up(&handle, device, namespaces).await? {
                 tun = Some(end);
             }
         }
@@ -201,6 +236,101 @@ pub fn route_by_node(name: &str, addresses: &[IpAddr]) -> Result<(), NetworkErro
         }
         Ok(())
     })
+}
+
+/// Waits until the kernel has done what it does after a change in its own time: carriers noticed,
+/// addresses usable, and the routes that come with both.
+fn settle<G>(role: Ns, namespace: &OwnedFd, step: impl Fn() -> G) -> Result<(), NetworkError> {
+    let start = Instant::now();
+    loop {
+        {
+            let _step = step();
+            match in_namespace(namespace, async |handle| unsettled(&handle).await)? {
+                None => return Ok(()),
+                Some(what) if start.elapsed() > PATIENCE => {
+                    return Err(NetworkError::Unsettled { role, what });
+                }
+                Some(_) => {}
+            }
+        }
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// What is still to come in the namespace of this connection.
+async fn unsettled(handle: &Handle) -> Result<Option<String>, NetworkError> {
+    let links: Vec<LinkMessage> =
+        handle.link().get().execute().try_collect().await.map_err(netlink("listing devices"))?;
+    let running = LinkFlags::Running | LinkFlags::LowerUp;
+    for link in links {
+        let flags = link.header.flags;
+        if flags.contains(LinkFlags::Up) && !flags.contains(running) {
+            return Ok(Some(format!("the device {} has no carrier", link.header.index)));
+        }
+    }
+
+    // Addresses with the index of their device: two may have the same one.
+    let mut local: BTreeSet<(IpAddr, u32)> = BTreeSet::new();
+    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+        let mut request = RouteMessage::default();
+        request.header.address_family = family;
+        let routes: Vec<RouteMessage> = handle
+            .route()
+            .get(request)
+            .execute()
+            .try_collect()
+            .await
+            .map_err(netlink("listing routes"))?;
+        for route in routes {
+            if route.header.flags.contains(RouteFlags::Linkdown) {
+                return Ok(Some(format!("a route is down: {:?}", route.attributes)));
+            }
+            if route.header.kind != RouteType::Local {
+                continue;
+            }
+            let mut destination = None;
+            let mut device = None;
+            for attribute in route.attributes {
+                match attribute {
+                    RouteAttribute::Destination(RouteAddress::Inet(ip)) => {
+                        destination = Some(IpAddr::from(ip));
+                    }
+                    RouteAttribute::Destination(RouteAddress::Inet6(ip)) => {
+                        destination = Some(IpAddr::from(ip));
+                    }
+                    RouteAttribute::Oif(index) => device = Some(index),
+                    _ => {}
+                }
+            }
+            local.extend(destination.zip(device));
+        }
+    }
+    let addresses: Vec<AddressMessage> = handle
+        .address()
+        .get()
+        .execute()
+        .try_collect()
+        .await
+        .map_err(netlink("listing addresses"))?;
+    for message in addresses {
+        let own = message.attributes.iter().find_map(|attribute| match attribute {
+            AddressAttribute::Local(ip) => Some(ip),
+            _ => None,
+        });
+        let own = own.or_else(|| {
+            message.attributes.iter().find_map(|attribute| match attribute {
+                AddressAttribute::Address(ip) => Some(ip),
+                _ => None,
+            })
+        });
+        if let Some(ip) = own.filter(|ip| !local.contains(&(**ip, message.header.index))) {
+            return Ok(Some(format!("there is no local route to the address {ip}")));
+        }
+    }
+    // The kernel adds the local route and what goes with it (the anycast address) under one lock,
+    // which this change that changes nothing has to wait for.
+    set_up(handle, "lo", 1).await?;
+    Ok(None)
 }
 
 /// Runs `work` in a namespace, with a netlink connection there.
@@ -425,7 +555,6 @@ async fn device_up(
 
 /// A pod's end: its addresses, and the router behind its device.
 async fn pod_up(handle: &Handle, pod: &Pod, routers: &[IpAddr]) -> Result<(), NetworkError> {
-    defaults(true)?;
     set_up(handle, "lo", 1).await?;
     let index = index_of("eth0")?;
     set_up(handle, "eth0", index).await?;
@@ -473,7 +602,6 @@ async fn add_route(handle: &Handle, plan: &Plan, route: &Route) -> Result<(), Ne
 }
 
 fn route_message(route: &Route, index: u32) -> RouteMessage {
-    use rtnetlink::packet_route::route::RouteAttribute;
     let mut builder = RouteMessageBuilder::<IpAddr>::new()
         .output_interface(index)
         .protocol(if route.kernel { RouteProtocol::Kernel } else { RouteProtocol::Boot })

@@ -105,8 +105,7 @@ impl Attempt {
 /// frontend in its services maps.
 ///
 /// # Errors
-/// [`CaptureError`] where the file cannot be read; [`serde_json::Error`] as `Err(Ok(_))` is not
-/// made: a file that is none is reported as unreadable by [`outcomes`].
+/// [`ProbeError`].
 pub fn attempts(capture: &Capture) -> Result<Vec<Attempt>, ProbeError> {
     if capture.has(PROBES) {
         return Ok(outcomes(capture)?.into_iter().map(|outcome| outcome.attempt).collect());

@@ -41,7 +41,9 @@ fn succeeds(arguments: &[&str]) -> String {
     let output = run(arguments);
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{arguments:?}: {stderr}");
-    assert_eq!(stderr, "", "{arguments:?}");
+    // A command in the lab may say what it wants: ip(8) complains of a namespace of another lab
+    // that is half-way gone.
+    assert!(arguments[0] == "exec" || stderr.is_empty(), "{arguments:?}: {stderr}");
     String::from_utf8(output.stdout).expect("text")
 }
 
