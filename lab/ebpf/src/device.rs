@@ -7,7 +7,7 @@ use aya_ebpf::programs::TcContext;
 
 use crate::config::{enable_l7_lb, enable_reject, nat_ipv4, nat_ipv6_high, nat_ipv6_low};
 use crate::maps::{CALLS, FLOWS, Tuple};
-use crate::packet::{self, At, DROP, ETHERNET, STACK};
+use crate::packet::{self, At, DROP, ETHERNET, Reason, STACK};
 use crate::service::{self, L7, ROUTABLE};
 use crate::{neighbour, reject};
 
@@ -21,6 +21,9 @@ const P_IPV6: u16 = 0x86dd;
 
 /// Mark of packets for the L7 proxy; its port (network byte order) is the upper half.
 const MARK_TO_PROXY: u32 = 0x0200;
+
+/// Mark of packets that have the node's address as their source now.
+const MARK_SNAT_DONE: u32 = 0x0300;
 
 /// What a pod sees as the client when it reaches itself through a service: 169.254.42.1.
 const LOOPBACK: u32 = u32::from_ne_bytes([169, 254, 42, 1]);
@@ -198,16 +201,16 @@ fn balance<const V6: bool>(ctx: &TcContext, from: From, l3: u32, old: &Tuple) ->
     let vip = &old.destination;
     let Some(found) = service::find::<V6>(vip, old.destination_port, old.protocol, !outside) else {
         return if outside && service::is_wildcard::<V6>(vip) {
-            Balanced::Done(DROP)
+            Balanced::Done(packet::drop(ctx, Reason::NoService))
         } else {
             Balanced::NoService
         };
     };
-    if outside
-        && (!service::admits::<V6>(&found.service, &old.source)
-            || found.service.flags & ROUTABLE == 0)
-    {
-        return Balanced::Done(DROP);
+    if outside && !service::admits::<V6>(&found.service, &old.source) {
+        return Balanced::Done(packet::drop(ctx, Reason::NotInSourceRange));
+    }
+    if outside && found.service.flags & ROUTABLE == 0 {
+        return Balanced::Done(packet::drop(ctx, Reason::ClusterIp));
     }
     if enable_l7_lb.load() != 0 && found.service.flags2 & L7 != 0 {
         let port = u32::from(service::proxy_port(&found.service));
@@ -216,7 +219,8 @@ fn balance<const V6: bool>(ctx: &TcContext, from: From, l3: u32, old: &Tuple) ->
     }
     if found.service.count == 0 {
         let tell = enable_reject.load() != 0 && !V6 && l3 != 0;
-        let action = if tell { reject::unreachable(ctx) } else { DROP };
+        let action =
+            if tell { reject::unreachable(ctx) } else { packet::drop(ctx, Reason::NoService) };
         return Balanced::Done(action);
     }
     let Some(target) = service::choose::<V6>(&found, vip, old.destination_port, &old.source) else {
@@ -238,8 +242,12 @@ fn balance<const V6: bool>(ctx: &TcContext, from: From, l3: u32, old: &Tuple) ->
             new.source[0] = nat_ipv4.load();
         }
     }
-    if remember(old, &mut new, outside && !local).is_err() {
+    let elsewhere = outside && !local;
+    if remember(old, &mut new, elsewhere).is_err() {
         return Balanced::Done(DROP);
+    }
+    if elsewhere {
+        ctx.set_mark(MARK_SNAT_DONE);
     }
     Balanced::To(new)
 }

@@ -108,7 +108,10 @@ pub enum DatapathError {
     #[error(transparent)]
     State(#[from] StateError),
     /// The kernel refuses the programs or their maps.
-    #[error("loading the stand-in datapath for {what}: {source}")]
+    #[error(
+        "loading the stand-in datapath for {what}: {source}; make the lab without it \
+         (`--no-datapath`)"
+    )]
     Load {
         /// The device, or the sockets.
         what: String,
@@ -116,7 +119,10 @@ pub enum DatapathError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The kernel refuses to attach or pin a program.
-    #[error("{call} {object}: {source}")]
+    #[error(
+        "{call} {object}: {source}; make the lab without the datapath (`--no-datapath`), or take a \
+         capture with clsact where the kernel is older than 6.6"
+    )]
     Attach {
         /// The call.
         call: &'static str,

@@ -324,6 +324,24 @@ mod tests {
     }
 
     #[test]
+    fn without_probes_every_frontend_is_tried_from_every_place() {
+        let capture = Capture::project("v1.18-faults/00-baseline").expect("the state");
+        assert!(!capture.has(PROBES));
+        let found = attempts(&capture).expect("attempts");
+        let places = |dst: &str, proto: &str, port: u16| {
+            let dst: IpAddr = dst.parse().expect("an address");
+            let same = |a: &&Attempt| (a.dst, &a.proto[..], a.port) == (dst, proto, port);
+            found.iter().filter(same).map(|a| a.from.as_str()).collect::<Vec<_>>()
+        };
+        // The state says nothing of pods.
+        let all = ["client", "vpn", "the node itself (socket LB, same cgroup)"];
+        assert_eq!(places("192.168.2.20", "tcp", 443), all);
+        assert_eq!(places("192.168.2.22", "udp", 25565), all);
+        assert!(places("192.168.2.20", "udp", 443).is_empty());
+        assert!(found.iter().all(|a| a.port != 0 && !a.dst.is_unspecified()));
+    }
+
+    #[test]
     fn every_captured_probe_has_a_place() {
         for path in crate::capture::list_project().expect("the captures") {
             let capture = Capture::open(path).expect("a capture");
