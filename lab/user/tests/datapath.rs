@@ -453,8 +453,7 @@ fn datagrams_are_translated_both_ways_at_the_socket() {
 fn a_changed_map_changes_what_happens() {
     let lab = datapath("v1.18-tcx");
     let services = lab.map("cilium_lb4_services_v2").expect("it");
-    // 192.168.2.20:443, slot 0, TCP, external scope.
-    let key = [192, 168, 2, 20, 1, 187, 0, 0, 6, 0, 0, 0];
+    let key = frontend(0);
     let mut value = services.lookup(&key).expect("it").expect("the frontend");
     let original = value.clone();
     let reaches = |from: &str| connect_one(&lab, from, "tcp", "192.168.2.20", 443);
@@ -473,6 +472,44 @@ fn a_changed_map_changes_what_happens() {
     assert_eq!(told(reaches(NODE)), "PermissionError [Errno 1] Operation not permitted");
     services.update(&key, &original).expect("written");
     assert!(reaches("vpn").ok);
+}
+
+/// Key of 192.168.2.20:443/TCP in the services map, external scope.
+fn frontend(slot: u8) -> [u8; 12] {
+    [192, 168, 2, 20, 1, 187, slot, 0, 6, 0, 0, 0]
+}
+
+/// The faults of the captures' faults folders, made by hand: what then happened there.
+#[test]
+fn faults_show_as_they_did() {
+    let reaches = |lab: &Lab| connect_one(lab, "vpn", "tcp", "192.168.2.20", 443).ok;
+
+    // A backend that is gone: the connections that choose it fail.
+    let lab = datapath("v1.18-tcx");
+    let slot = lab.map("cilium_lb4_services_v2").expect("it").lookup(&frontend(2)).expect("it");
+    let backend = &slot.expect("slot 2")[..4];
+    lab.map("cilium_lb4_backends_v3").expect("it").delete(backend).expect("deleted");
+    let many = connect(&lab, &vec![attempt("vpn", "tcp", "192.168.2.20", 443); 24]);
+    let ok = many.iter().filter(|outcome| outcome.ok).count();
+    assert!((1..24).contains(&ok), "{ok} of 24");
+    assert_eq!(neighbour(&lab, "192.168.2.20"), None);
+
+    // A frontend that is gone: to the stack, which asks for the VIP.
+    lab.map("cilium_lb4_services_v2").expect("it").delete(&frontend(0)).expect("deleted");
+    assert!(!reaches(&lab));
+    assert!(neighbour(&lab, "192.168.2.20").is_some());
+    drop(lab);
+
+    // The same with a wildcard entry: dropped, and nobody asks; without it, as above.
+    let lab = datapath("v1.21-tcx");
+    let services = lab.map("cilium_lb4_services_v2").expect("it");
+    assert!(reaches(&lab));
+    services.delete(&frontend(0)).expect("deleted");
+    assert!(!reaches(&lab));
+    assert_eq!(neighbour(&lab, "192.168.2.20"), None);
+    services.delete(&[192, 168, 2, 20, 0, 0, 0, 0, 0, 0, 0, 0]).expect("deleted");
+    assert!(!reaches(&lab));
+    assert!(neighbour(&lab, "192.168.2.20").is_some());
 }
 
 #[test]
