@@ -50,7 +50,7 @@ pub(super) struct Walk<'e> {
     tables: &'e Tables,
     programmed: &'e Programmed,
     query: &'e VipQuery,
-    facts: Facts,
+    facts: &'e Facts,
 }
 
 /// Every frontend on every path.
@@ -59,8 +59,8 @@ pub(super) fn paths(
     tables: &Tables,
     programmed: &Programmed,
     query: &VipQuery,
+    facts: &Facts,
 ) -> Vec<PathVerdict> {
-    let facts = Facts::new(evidence, query.address);
     let walk = Walk { evidence, tables, programmed, query, facts };
     let mut paths = Vec::new();
     for (external, internal) in scopes(programmed) {
@@ -565,9 +565,9 @@ impl Walk<'_> {
 pub(super) const ONLY_SOME: &str = "only some sources are let through";
 
 /// The routing table through which marked packets reach a local proxy.
-const PROXY_TABLE: u32 = 2004;
+pub(super) const PROXY_TABLE: u32 = 2004;
 /// Mark and mask of packets for a local proxy.
-const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
+pub(super) const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
 
 /// Whether L7 frontends are handed to a proxy.
 enum L7 {
