@@ -4,6 +4,7 @@ pub mod abilities;
 pub mod bpffs;
 pub mod dump;
 pub mod maps;
+pub mod programs;
 mod select;
 
 use std::{
@@ -22,6 +23,7 @@ use crate::{
     sys::host,
 };
 use maps::{MapError, OpenMap};
+use programs::CgroupSubject;
 
 /// What to collect, and where.
 #[derive(Debug, Clone)]
@@ -41,6 +43,25 @@ pub enum Question {
     Vip(VipQuery),
     /// All entries of the maps of these kinds.
     Tables(Vec<MapKind>),
+    /// Which programs are attached where, and which maps they reach.
+    Datapath {
+        /// A process whose socket hooks are asked for, beside those of the root and of this one.
+        pid: Option<u32>,
+    },
+}
+
+impl Question {
+    /// The cgroups whose socket hooks the answer needs; none if it needs no programs.
+    fn cgroups(&self) -> Vec<CgroupSubject> {
+        let pid = match self {
+            Self::Tables(_) => return Vec::new(),
+            Self::Vip(_) => None,
+            Self::Datapath { pid } => *pid,
+        };
+        let mut subjects = vec![CgroupSubject::Root, CgroupSubject::Own];
+        subjects.extend(pid.map(CgroupSubject::Process));
+        subjects
+    }
 }
 
 /// Why nothing could be collected.
@@ -176,7 +197,25 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let (mut records, mut sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let cgroups = options.question.cgroups();
+    let (maps, programs) = std::thread::scope(|scope| {
+        // Beside the maps; the thread is in the network namespace of this one.
+        let programs =
+            (!cgroups.is_empty()).then(|| scope.spawn(|| programs::collect(&read.path, &cgroups)));
+        let maps = read_maps(read, &plan, &options.question, cpus);
+        let programs = programs
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        (maps, programs)
+    });
+    let (mut records, mut sources) = maps?;
+    let attachments = if let Some((attachments, of_programs)) = programs {
+        sources.extend(of_programs);
+        Some(attachments)
+    } else {
+        sources.push(not_attempted(crate::evidence::programs::DEVICES));
+        None
+    };
+    sources.push(not_attempted("routes and neighbours"));
     let (maglev, unread) = select::maglev_tables(&records, cpus);
     sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
@@ -209,6 +248,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         subject: match &options.question {
             Question::Vip(query) => Subject::Vip(*query),
             Question::Tables(_) => Subject::Tables,
+            Question::Datapath { pid } => Subject::Datapath { pid: *pid },
         },
         via: Vec::new(),
         bpffs,
@@ -216,11 +256,19 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         services_by_protocol,
         maglev,
         maps: records,
-        attachments: None,
+        attachments,
         network: None,
         sources,
         verdict: None,
     })
+}
+
+fn not_attempted(what: &str) -> Source {
+    Source {
+        what: what.to_owned(),
+        status: SourceStatus::NotAttempted,
+        reason: Some("the question does not need it, or this version does not read it".to_owned()),
+    }
 }
 
 fn rfc3339(time: SystemTime) -> String {
@@ -234,6 +282,7 @@ fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
             (VIP_KINDS, Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }))
         }
         Question::Tables(kinds) => (kinds.as_slice(), None),
+        Question::Datapath { .. } => (VIP_KINDS, None),
     };
     let mut best: BTreeMap<(MapKind, Option<Family>, &str), &'static Layout> = BTreeMap::new();
     for layout in LAYOUTS {
@@ -285,9 +334,13 @@ fn read_maps(
     records.extend(match question {
         Question::Vip(query) => select::vip(&open, query, cpus),
         Question::Tables(_) => read_all(open.iter(), cpus),
+        // What they are, not what is in them.
+        Question::Datapath { .. } => {
+            open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect()
+        }
     });
     records.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut sources: Vec<Source> = records
+    let sources: Vec<Source> = records
         .iter()
         .map(|record| Source {
             what: record.name.clone(),
@@ -302,11 +355,6 @@ fn read_maps(
             }),
         })
         .collect();
-    sources.extend(["programs per device", "routes and neighbours"].map(|what| Source {
-        what: what.to_owned(),
-        status: SourceStatus::NotAttempted,
-        reason: Some("this version reads Cilium's maps only".to_owned()),
-    }));
     Ok((records, sources))
 }
 

@@ -128,6 +128,12 @@ pub enum Subject {
     Vip(VipQuery),
     /// The load balancer tables of the node.
     Tables,
+    /// Which programs are attached where.
+    Datapath {
+        /// A process whose socket hooks were asked for.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        pid: Option<u32>,
+    },
 }
 
 /// A VIP, and which of its frontends.

@@ -3,6 +3,15 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Name of the source of [`Attachments::hooks`].
+pub const DEVICES: &str = "programs per device";
+/// Name of the source of [`Attachments::cgroup`].
+pub const CGROUPS: &str = "socket programs per cgroup";
+/// Name of the source of [`Attachments::links`].
+pub const LINKS: &str = "pinned links";
+/// Name of the source of [`Attachments::programs`].
+pub const DETAILS: &str = "what programs use";
+
 /// Everything about attached programs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Attachments {
@@ -215,7 +224,8 @@ pub struct Program {
     pub run_time_ns: Option<u64>,
     /// Ids of the maps that it uses itself.
     pub maps: Vec<u32>,
-    /// Ids of the programs in the program arrays that it uses.
+    /// Ids of the programs in the program arrays that it uses, those of network policy left out:
+    /// they lead to any endpoint's programs, after services were looked up.
     pub tail_calls: Vec<u32>,
     /// Values of the read-only data that has BTF, by name: `eth_header_length`, ….
     #[serde(default)]

@@ -17,13 +17,11 @@ pub(super) struct InStack {
     pub why: String,
     /// The neighbour entry that matters.
     pub neighbour: Option<String>,
-    /// Whether the neighbour of the VIP itself is looked up.
-    pub asks_for_vip: bool,
 }
 
 impl InStack {
     fn new(served: Served, why: impl Into<String>) -> Self {
-        Self { served, why: why.into(), neighbour: None, asks_for_vip: false }
+        Self { served, why: why.into(), neighbour: None }
     }
 }
 
@@ -103,8 +101,14 @@ fn asked_for(
     let state = entry.map_or("absent", |entry| entry.state.as_str());
     let known = entry.is_some_and(|entry| entry.mac.is_some());
     let neighbour = Some(format!("{target} on {device}: {state} (matters on this path)"));
-    let asks_for_vip = gateway.is_none();
     let (served, why) = match (gateway, known) {
+        (Some(gateway), false) if is_dead(state) => (
+            Served::No,
+            format!(
+                "it goes up the stack and out to the gateway {gateway} on {device}, which does not \
+                 answer ({state})"
+            ),
+        ),
         (Some(gateway), _) => (
             Served::Unknown,
             format!("it goes up the stack and out to the gateway {gateway} on {device}"),
@@ -124,7 +128,7 @@ fn asked_for(
                  node itself announces: nobody answers"
             ),
         ),
-        (None, false) if matches!(state, "INCOMPLETE" | "FAILED") => (
+        (None, false) if is_dead(state) => (
             Served::No,
             format!("it goes up the stack and the kernel asks for the VIP on {device} in vain"),
         ),
@@ -133,7 +137,7 @@ fn asked_for(
             format!("it goes up the stack and the kernel asks for the VIP on {device}"),
         ),
     };
-    InStack { served, why, neighbour, asks_for_vip }
+    InStack { served, why, neighbour }
 }
 
 fn forwards(network: &Network, vip: IpAddr, input: Option<u32>) -> bool {
@@ -155,23 +159,46 @@ pub(super) fn device_name(network: &Network, ifindex: u32) -> String {
     network.link(ifindex).map_or_else(|| format!("interface {ifindex}"), |link| link.name.clone())
 }
 
+/// Whether nobody has answered for the neighbour.
+fn is_dead(state: &str) -> bool {
+    matches!(state, "INCOMPLETE" | "FAILED")
+}
+
+/// The way from here to a backend.
+pub(super) struct Hop {
+    /// The neighbour that matters, as text.
+    pub text: String,
+    /// Whether that neighbour does not answer, or there is no route.
+    pub dead: bool,
+}
+
+/// The way to each backend that can be chosen, in the order of their slots.
+pub(super) fn hops(evidence: &Evidence, frontend: &ProgrammedFrontend) -> Vec<Hop> {
+    let good = |text: &str| Hop { text: text.to_owned(), dead: false };
+    frontend
+        .backends
+        .iter()
+        .filter(|backend| backend.selectable)
+        .filter_map(|backend| {
+            Some((&backend.location, backend_address(backend.address.as_deref())?))
+        })
+        .map(|(location, address)| match location {
+            Location::LocalEndpoint { .. } => good("none: local pod"),
+            Location::ThisNode => good("none: this node"),
+            Location::Remote { .. } | Location::Unknown => next_hop(evidence, address),
+        })
+        .collect()
+}
+
 /// The neighbours that matter once a packet was translated: those on the way to the backends.
 pub(super) fn after_translation(evidence: &Evidence, frontend: &ProgrammedFrontend) -> String {
-    let mut hops: Vec<String> = Vec::new();
-    for backend in frontend.backends.iter().filter(|backend| backend.selectable) {
-        let hop = match (&backend.location, backend_address(backend.address.as_deref())) {
-            (_, None) => continue,
-            (Location::LocalEndpoint { .. }, _) => "none: local pod".to_owned(),
-            (Location::ThisNode, _) => "none: this node".to_owned(),
-            (Location::Remote { .. } | Location::Unknown, Some(address)) => {
-                next_hop(evidence, address)
-            }
-        };
-        if !hops.contains(&hop) {
-            hops.push(hop);
+    let mut texts: Vec<String> = Vec::new();
+    for hop in hops(evidence, frontend) {
+        if !texts.contains(&hop.text) {
+            texts.push(hop.text);
         }
     }
-    hops.join("; ")
+    texts.join("; ")
 }
 
 /// The address of `10.0.0.1:80/TCP` or `[fd00::1]:80`.
@@ -181,22 +208,26 @@ pub(super) fn backend_address(text: Option<&str>) -> Option<IpAddr> {
     address.trim_start_matches('[').trim_end_matches(']').parse().ok()
 }
 
-fn next_hop(evidence: &Evidence, backend: IpAddr) -> String {
+fn next_hop(evidence: &Evidence, backend: IpAddr) -> Hop {
+    let alive = |text: String| Hop { text, dead: false };
     let Some(network) = &evidence.network else {
-        return format!("next hop to {backend}: not read");
+        return alive(format!("next hop to {backend}: not read"));
     };
     match network.route(backend, None).map(|asked| &asked.answer) {
-        None => format!("next hop to {backend}: not asked for"),
-        Some(Err(error)) => format!("next hop to {backend}: none ({error})"),
+        None => alive(format!("next hop to {backend}: not asked for")),
+        Some(Err(error)) => {
+            Hop { text: format!("next hop to {backend}: none ({error})"), dead: true }
+        }
         Some(Ok(route)) => {
             let target = route.gateway.unwrap_or(backend);
             let Some(output) = route.output else {
-                return format!("next hop to {backend}: its route names no device");
+                return alive(format!("next hop to {backend}: its route names no device"));
             };
             let state = network
                 .neighbour(target, output)
                 .map_or("absent", |neighbour| neighbour.state.as_str());
-            format!("{target} on {}: {state}", device_name(network, output))
+            let text = format!("{target} on {}: {state}", device_name(network, output));
+            Hop { text, dead: is_dead(state) }
         }
     }
 }

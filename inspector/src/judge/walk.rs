@@ -432,9 +432,9 @@ impl Walk<'_> {
                 Some(Allowed::Unknown(why)) => return Step::Unknown(why),
                 Some(Allowed::Some(why)) => {
                     return match self.after_checks(frontend, from_outside) {
-                        Step::Translated { share, served: Served::Yes, why: mut reasons } => {
+                        Step::Translated { share, served, why: mut reasons } => {
                             reasons.insert(0, why);
-                            Step::Translated { share, served: Served::Partly, why: reasons }
+                            Step::Translated { share, served, why: reasons }
                         }
                         step => step,
                     };
@@ -501,6 +501,17 @@ impl Walk<'_> {
             }
         }];
         let mut served = if lost == 0 { Served::Yes } else { Served::Partly };
+        let hops = stack::hops(self.evidence, frontend);
+        let dead: Vec<&stack::Hop> = hops.iter().filter(|hop| hop.dead).collect();
+        if let Some(first) = dead.first() {
+            served = if dead.len() == hops.len() { Served::No } else { Served::Partly };
+            why.push(format!(
+                "the way to {} of {} backends is dead ({})",
+                dead.len(),
+                hops.len(),
+                first.text
+            ));
+        }
         if from_outside && frontend.reverse_nat.good == Some(false) {
             served = Served::No;
             why.push(format!(
@@ -547,12 +558,13 @@ impl Walk<'_> {
         if covers && !ranges.deny {
             Allowed::All
         } else {
-            Allowed::Some(format!(
-                "only some sources are let through ({verb}: {list}); --source ADDR tells for one"
-            ))
+            Allowed::Some(format!("{ONLY_SOME} ({verb}: {list}); --source ADDR tells for one"))
         }
     }
 }
+
+/// How the clause about source ranges begins.
+pub(super) const ONLY_SOME: &str = "only some sources are let through";
 
 /// The routing table through which marked packets reach a local proxy.
 const PROXY_TABLE: u32 = 2004;

@@ -94,7 +94,7 @@ fn table(style: Style) -> Table {
 }
 
 /// Prints a table without the spaces that fill its last column.
-fn print(table: &Table, out: &mut impl Write) -> io::Result<()> {
+fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -316,7 +316,11 @@ pub(super) fn announced(announcement: &Announcement) -> String {
     format!("yes, on {} ({agent})", entries.join("; "))
 }
 
-fn write_findings(findings: &[Finding], style: Style, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write_findings(
+    findings: &[Finding],
+    style: Style,
+    out: &mut (impl Write + ?Sized),
+) -> io::Result<()> {
     for (index, finding) in findings.iter().enumerate() {
         let Finding { id, severity, frontend: _, path: _, seen, meaning, next } = finding;
         if index > 0 {

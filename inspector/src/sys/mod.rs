@@ -4,6 +4,10 @@
 //! the first keeps the promise not to modify anything, the second makes large maps quick to read.
 
 pub mod bpf;
+pub mod btf;
+pub mod cgroup;
 pub mod host;
 pub mod mounts;
+pub mod program;
 pub mod signals;
+pub mod tc;

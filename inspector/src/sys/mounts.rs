@@ -74,17 +74,25 @@ fn unescape(field: &[u8]) -> PathBuf {
 /// # Errors
 /// The error of reading the mount table.
 pub fn bpffs() -> io::Result<Vec<Mount>> {
-    Ok(visible_bpf(mounts()?))
+    of_type("bpf")
 }
 
-fn visible_bpf(mounts: Vec<Mount>) -> Vec<Mount> {
+/// The mounts of one type that can be reached, in mount order.
+///
+/// # Errors
+/// The error of reading the mount table.
+pub fn of_type(fs_type: &str) -> io::Result<Vec<Mount>> {
+    Ok(visible(mounts()?, fs_type))
+}
+
+fn visible(mounts: Vec<Mount>, fs_type: &str) -> Vec<Mount> {
     let mut visible: Vec<Mount> = Vec::new();
     for mount in mounts {
         // Whatever is mounted at a place or above it hides what was there before.
         visible.retain(|earlier| !earlier.target.starts_with(&mount.target));
         visible.push(mount);
     }
-    visible.retain(|mount| mount.fs_type == "bpf");
+    visible.retain(|mount| mount.fs_type == fs_type);
     visible
 }
 
@@ -111,8 +119,10 @@ mod tests {
 
     #[test]
     fn bpf_mounts_are_found_with_their_escapes_undone() {
-        let found: Vec<_> =
-            visible_bpf(parse(TABLE)).into_iter().map(|mount| (mount.target, mount.root)).collect();
+        let found: Vec<_> = visible(parse(TABLE), "bpf")
+            .into_iter()
+            .map(|mount| (mount.target, mount.root))
+            .collect();
         assert_eq!(
             found,
             [
@@ -128,7 +138,7 @@ mod tests {
         let mut table = TABLE.to_vec();
         table.extend_from_slice(b"50 31 0:50 / /sys/fs/bpf rw - bpf bpf rw\n");
         table.extend_from_slice(b"51 22 0:51 / /run/a\\040b rw - tmpfs tmpfs rw\n");
-        let found: Vec<_> = visible_bpf(parse(&table));
+        let found: Vec<_> = visible(parse(&table), "bpf");
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0].target, PathBuf::from("/mnt/bind"));
         assert_eq!(
