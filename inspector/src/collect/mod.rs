@@ -4,6 +4,7 @@ pub mod abilities;
 pub mod bpffs;
 pub mod dump;
 pub mod maps;
+pub mod network;
 mod select;
 
 use std::{

@@ -6,3 +6,4 @@
 pub mod bpf;
 pub mod host;
 pub mod mounts;
+pub mod netlink;
