@@ -7,6 +7,8 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod bench;
+mod demo;
 mod dist;
 mod lab;
 mod lint;
@@ -26,12 +28,16 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Command {
+    /// Show the main job on the lab: three VIPs of a captured node (needs root).
+    Demo,
     /// Install what the build needs: the BPF linker and core's source for the BPF target.
     Setup,
     /// Check the formatting, the lints and the dependencies.
     Lint,
     /// Set up, lint and run every test (needs root: uses sudo where it is not).
     Test,
+    /// Measure the commands on ten thousand services (needs root).
+    Bench,
     /// Make, use and remove a node in network namespaces with captured maps (up, exec, down).
     Lab(lab::Arguments),
     /// Build the one static binary that is copied to a node.
@@ -40,6 +46,8 @@ enum Command {
 
 fn main() -> ExitCode {
     let result = match Arguments::parse().command {
+        Command::Demo => demo::run(),
+        Command::Bench => bench::run(),
         Command::Setup => setup::run(),
         Command::Lint => lint::run(),
         Command::Test => test::run(),

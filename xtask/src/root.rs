@@ -3,6 +3,7 @@
 use std::env;
 use std::ffi::OsString;
 use std::os::unix::fs::MetadataExt as _;
+use std::process::Command;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -26,6 +27,21 @@ pub fn prefix() -> Result<Vec<OsString>> {
     let mut path = OsString::from("PATH=");
     path.push(env::var_os("PATH").unwrap_or_default());
     Ok(vec!["sudo".into(), "--preserve-env".into(), "env".into(), path])
+}
+
+/// Makes cargo run what it builds through these words, the building itself not.
+pub fn run_through(cargo: &mut Command, prefix: &[OsString]) {
+    if prefix.is_empty() {
+        return;
+    }
+    let words: Vec<_> = prefix.iter().map(|word| toml_string(&word.to_string_lossy())).collect();
+    let runner = format!("target.'cfg(all())'.runner = [{}]", words.join(", "));
+    cargo.args(["--config", &runner]);
+}
+
+/// A TOML basic string.
+fn toml_string(text: &str) -> String {
+    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }
 
 /// Whether this process has root's user id.

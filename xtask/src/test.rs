@@ -15,16 +15,6 @@ pub fn run() -> Result<()> {
 
     let mut tests = process::cargo();
     tests.args(["test", "--workspace", "--exclude", "inspector-ebpf", "--no-fail-fast"]);
-    if !prefix.is_empty() {
-        let words: Vec<_> =
-            prefix.iter().map(|word| toml_string(&word.to_string_lossy())).collect();
-        let runner = format!("target.'cfg(all())'.runner = [{}]", words.join(", "));
-        tests.args(["--config", &runner]);
-    }
+    root::run_through(&mut tests, &prefix);
     process::run(&mut tests)
-}
-
-/// A TOML basic string.
-fn toml_string(text: &str) -> String {
-    format!("\"{}\"", text.replace('\\', "\\\\").replace('"', "\\\""))
 }

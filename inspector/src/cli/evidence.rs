@@ -6,7 +6,7 @@ use anyhow::bail;
 use inspector::{
     evidence::{
         Evidence, Subject,
-        file::{Document, FileError},
+        file::{self, Document, FileError},
     },
     judge,
 };
@@ -31,17 +31,17 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
                 && *said != serde_json::to_value(&judgement.verdict)?
                 && !options.quiet
             {
-                eprintln!(
-                    "inspect: this version judges the evidence otherwise than version {} did",
+                output::say(format_args!(
+                    "this version judges the evidence otherwise than version {} did",
                     document.evidence.tool.version
-                );
+                ));
             }
             output::save(&document, options.save.as_deref())?;
             vip::print(&judgement, &expect.claims, Some(&document), options)
         }
         EvidenceCommand::Verify { files } => verify(files.iter().map(AsRef::as_ref)),
         EvidenceCommand::Schema => {
-            let schema = schemars::schema_for!(Evidence);
+            let schema = file::schema();
             output::write_stdout(|out| {
                 serde_json::to_writer_pretty(&mut *out, &schema)?;
                 out.write_all(b"\n")
@@ -66,7 +66,7 @@ fn verify<'a>(files: impl Iterator<Item = &'a Path>) -> anyhow::Result<Answer> {
             }
             Err(error) => {
                 if let Some(earlier) = broken.replace(error) {
-                    eprintln!("inspect: {earlier}");
+                    output::say(earlier);
                 }
             }
         }

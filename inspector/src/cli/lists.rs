@@ -110,10 +110,10 @@ fn conclude(tables: &Tables, options: &Resolved) -> Answer {
     const SHOWN: usize = 20;
     if !options.quiet {
         for problem in tables.problems.iter().take(SHOWN) {
-            eprintln!("inspect: {problem}");
+            output::say(problem);
         }
         if let Some(more) = tables.problems.len().checked_sub(SHOWN).filter(|&more| more > 0) {
-            eprintln!("inspect: and {more} more problems: `-o json` lists all");
+            output::say(format_args!("and {more} more problems: `-o json` lists all"));
         }
     }
     let missing = |problem: &Problem| {

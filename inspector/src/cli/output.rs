@@ -1,6 +1,7 @@
 //! Where the evidence comes from, and where what is printed goes.
 
 use std::{
+    fmt::Display,
     io::{self, BufWriter, Write},
     path::Path,
 };
@@ -23,6 +24,12 @@ pub fn write_stdout(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io:
     out.flush()
 }
 
+/// Says something on standard error. That nobody listens there is no reason to fail, which
+/// `eprintln!` would.
+pub fn say(message: impl Display) {
+    drop(writeln!(io::stderr().lock(), "inspect: {message}"));
+}
+
 /// The evidence for a question: from a file, or from this node.
 pub enum Loaded {
     /// From a file, with everything that the file holds.
@@ -40,7 +47,10 @@ impl Loaded {
         Ok(Self::Node(Box::new(collect::node(&Options {
             bpffs: options.bpffs.clone(),
             question,
-            arguments: std::env::args().collect(),
+            // Paths need not be UTF-8.
+            arguments: std::env::args_os()
+                .map(|argument| argument.to_string_lossy().into_owned())
+                .collect(),
         })?)))
     }
 

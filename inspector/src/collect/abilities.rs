@@ -251,6 +251,15 @@ fn pinned_maps(abilities: &mut Vec<Ability>, bpffs: &Bpffs) {
             enables(layout.kind),
         ));
     }
+    for (kind, what) in [(MapKind::Services, "services map"), (MapKind::Backends, "backends map")] {
+        let pinned = |pin: &String| {
+            layout::LAYOUTS.iter().any(|layout| layout.kind == kind && layout.name == pin)
+        };
+        if !bpffs.pins.iter().any(pinned) {
+            let found = "not pinned: Cilium is starting, or was stopped and cleaned up";
+            abilities.push(Ability::new(what, Status::Missing, found, enables(kind)).essential());
+        }
+    }
     let releases = release::detect(bpffs.pins.iter().map(String::as_str), any_proto);
     abilities.push(Ability::new(
         "Cilium release",

@@ -77,7 +77,13 @@ pub fn read_batches(fd: BorrowedFd<'_>, info: &MapInfo, cpus: usize) -> io::Resu
     let mut values = Vec::new();
     let mut count = info.max_entries.clamp(1, BATCH_ENTRIES);
     let mut complete = true;
+    let bound = max_steps(info);
     loop {
+        // A trie starts again at its first key when the last one read is gone.
+        if info.key_size > 0 && (keys.len() / info.key_size as usize) as u64 > bound {
+            complete = false;
+            break;
+        }
         match bpf::lookup_batch(fd, info, cpus, &mut cursor, count, &mut keys, &mut values) {
             Ok(Batch::More) => {}
             Ok(Batch::End) => break,
@@ -97,6 +103,12 @@ pub fn read_batches(fd: BorrowedFd<'_>, info: &MapInfo, cpus: usize) -> io::Resu
     Ok(Dump { entries, method: Method::Batch, complete })
 }
 
+/// How many entries are looked at before a map counts as changing faster than it can be read: each
+/// restart walks again over what is there.
+fn max_steps(info: &MapInfo) -> u64 {
+    u64::from(info.max_entries) * 16 + 4096
+}
+
 /// Reads all entries key by key.
 ///
 /// # Errors
@@ -109,9 +121,7 @@ pub fn read_by_key(fd: BorrowedFd<'_>, info: &MapInfo, cpus: usize) -> io::Resul
     let mut key = vec![0; key_len];
     let mut next = vec![0; key_len];
     let mut started = false;
-    // Each restart walks again over what is there; so many restarts that this bound is reached
-    // mean that the map changes faster than it can be walked.
-    let mut steps = u64::from(info.max_entries) * 16 + 4096;
+    let mut steps = max_steps(info);
     while bpf::next_key(fd, info, started.then_some(key.as_slice()), &mut next)? {
         steps -= 1;
         if steps == 0 {

@@ -43,7 +43,7 @@ pub enum MapError {
         source: io::Error,
     },
     /// The pin holds a program, a link or something else.
-    #[error("{path} is pinned but is no map ({kind:?}): something else took Cilium's name")]
+    #[error("{path} is no map but {kind}: something else took Cilium's name")]
     NoMap {
         /// Path of the pin.
         path: PathBuf,
@@ -96,11 +96,16 @@ impl MapError {
 pub fn open(root: &Path, name: &str) -> Result<OpenMap, (MapError, Option<MapInfo>)> {
     let path = root.join(GLOBALS).join(name);
     let fd = bpf::open_pin(&path).map_err(|source| {
-        // The kernel opens no link read-only and says EINVAL, as for a file that is no pin.
-        if source.raw_os_error() == Some(libc::EINVAL) && path.is_file() {
-            (MapError::NoMap { path: path.clone(), kind: ObjectKind::Link }, None)
-        } else {
-            (MapError::Open { path: path.clone(), source }, None)
+        // The kernel opens no link read-only and says EINVAL, as for a file that is no pin; of a
+        // folder it says EACCES, as if privilege were missing.
+        let kind = match source.raw_os_error() {
+            Some(libc::EINVAL) if path.is_file() => Some(ObjectKind::Link),
+            Some(libc::EACCES) if path.is_dir() => Some(ObjectKind::Other),
+            _ => None,
+        };
+        match kind {
+            Some(kind) => (MapError::NoMap { path: path.clone(), kind }, None),
+            None => (MapError::Open { path: path.clone(), source }, None),
         }
     })?;
     let kind = bpf::object_kind(fd.as_fd())

@@ -99,9 +99,7 @@ pub enum CollectError {
         source: io::Error,
     },
     /// No map could be opened for want of privilege.
-    #[error(
-        "cannot read Cilium's maps: {0}; needed: CAP_BPF (or CAP_SYS_ADMIN) and read access to bpffs"
-    )]
+    #[error("cannot read Cilium's maps: {0}")]
     Permission(MapError),
     /// The number of CPUs could not be told.
     #[error("cannot tell the number of CPUs: {0}")]
@@ -125,7 +123,9 @@ impl CollectError {
 
 fn privilege(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => ": run as root",
+        io::ErrorKind::PermissionDenied => {
+            ": run as root, or with CAP_BPF and read access to bpffs"
+        }
         io::ErrorKind::NotFound => ": give the mount point of a BPF file system",
         _ => "",
     }
@@ -177,10 +177,12 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let (mut records, sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let (mut records, mut sources) = read_maps(read, &plan, &options.question, cpus)?;
+    let (maglev, unread) = select::maglev_tables(&records, cpus);
+    sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
     if let Question::Vip(query) = &options.question {
-        select::keep(&mut records, query.address);
+        select::keep(&mut records, query.address, &maglev);
     }
     let devices = devices(read, &records);
     Ok(Evidence {
@@ -212,6 +214,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         bpffs,
         devices,
         services_by_protocol,
+        maglev,
         maps: records,
         attachments: None,
         network: None,

@@ -8,12 +8,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
+    io,
     net::IpAddr,
+    os::fd::AsFd,
 };
 
 use zerocopy::IntoBytes;
 
 use super::{
+    dump,
     maps::{MapError, OpenMap},
     or_failed, read_all,
 };
@@ -25,6 +28,7 @@ use crate::{
         ipcache::IpcacheKey,
         l2_responder::L2Responder,
         layout::{Family, MapKind},
+        maglev::{self, Maglev},
         order::HostU32,
         proto::Protocol,
         reverse_nat::ReverseNat,
@@ -33,7 +37,8 @@ use crate::{
         skip_lb::SkipLb,
         source_range::SourceRange,
     },
-    evidence::{Coverage, MapRecord, VipQuery},
+    evidence::{Coverage, Hex, MaglevTable, MapRecord, Source, SourceStatus, VipQuery, parse_hex},
+    sys::bpf,
 };
 
 /// How often an inconsistent pair of maps is read again before it is believed.
@@ -63,9 +68,59 @@ pub(super) fn vip(open: &[OpenMap], query: &VipQuery, cpus: usize) -> Vec<MapRec
     records
 }
 
+/// Reads the inner maps that the entries of the Maglev maps name.
+pub(super) fn maglev_tables(records: &[MapRecord], cpus: usize) -> (Vec<MaglevTable>, Vec<Source>) {
+    let mut tables = Vec::new();
+    let mut unread = Vec::new();
+    for record in records {
+        let Ok(layout) = record.layout() else { continue };
+        if layout.kind != MapKind::Maglev || record.coverage != Coverage::Selected {
+            continue;
+        }
+        for (key, value) in record.entries.iter() {
+            let Ok(entry) = Maglev::decode(layout, key, value) else { continue };
+            match maglev_table(entry.table_id, cpus) {
+                Ok(value) => tables.push(MaglevTable {
+                    map: record.name.clone(),
+                    frontend: entry.rev_nat_index,
+                    table_id: entry.table_id,
+                    value: Hex(&value).to_string(),
+                }),
+                Err(error) => unread.push(Source {
+                    what: format!("{} of frontend {}", record.name, entry.rev_nat_index),
+                    status: SourceStatus::Failed,
+                    reason: Some(format!("its table {}: {error}", entry.table_id)),
+                }),
+            }
+        }
+    }
+    (tables, unread)
+}
+
+/// The one value of the inner map with this id.
+fn maglev_table(id: u32, cpus: usize) -> io::Result<Vec<u8>> {
+    let fd = bpf::open_map_by_id(id)?;
+    let info = bpf::map_info(fd.as_fd())?;
+    let dump = dump::read(&fd, &info, cpus)?;
+    dump.entries
+        .iter()
+        .next()
+        .map(|(_, value)| value.to_vec())
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the map is empty"))
+}
+
 /// Leaves what matters for the VIP `address`.
-pub(super) fn keep(records: &mut [MapRecord], address: IpAddr) {
-    let wanted = Wanted::of(records, address);
+pub(super) fn keep(records: &mut [MapRecord], address: IpAddr, maglev: &[MaglevTable]) {
+    let mut wanted = Wanted::of(records, address);
+    for layout in records.iter().filter_map(|record| record.layout().ok()) {
+        if layout.kind == MapKind::Backends {
+            for value in maglev.iter().filter_map(|table| parse_hex(&table.value)) {
+                if let Ok(table) = maglev::MaglevTable::decode(layout, &value) {
+                    wanted.ids.extend(table.ids());
+                }
+            }
+        }
+    }
     for record in records {
         wanted.select(record);
     }

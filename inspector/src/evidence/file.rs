@@ -9,10 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{Evidence, SCHEMA};
+use crate::sys::signals;
 
 /// Evidence as read, with the document that it was read from.
 #[derive(Debug, Clone, PartialEq)]
@@ -115,6 +116,22 @@ fn hash(document: &Value) -> String {
     super::Hex(&writer.0.finalize()).to_string()
 }
 
+/// The JSON Schema of the files.
+#[must_use]
+pub fn schema() -> Value {
+    let mut schema = schemars::schema_for!(Evidence).to_value();
+    schema["properties"]["sha256"] = json!({
+        "type": "string",
+        "pattern": "^[0-9a-f]{64}$",
+        "description": "SHA-256 of the document without this field, members sorted by name, no \
+                        white space.",
+    });
+    if let Some(Value::Array(required)) = schema.get_mut("required") {
+        required.push("sha256".into());
+    }
+    schema
+}
+
 impl Document {
     /// From freshly collected evidence.
     ///
@@ -212,8 +229,13 @@ fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     let mut temporary = name.to_owned();
     temporary.push(format!(".{}.tmp", std::process::id()));
     let temporary = path.with_file_name(temporary);
-    let written = std::fs::File::create(&temporary)
-        .and_then(|mut file| file.write_all(text).and_then(|()| file.sync_all()))
+    // Whoever interrupts us finds the old file or the new one, and nothing beside it.
+    let _held = signals::hold();
+    // Not over a file, nor through a link, that somebody put there before us.
+    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+    let written = file
+        .write_all(text)
+        .and_then(|()| file.sync_all())
         .and_then(|()| std::fs::rename(&temporary, path));
     if written.is_err() {
         // Best effort: the error that matters is the one that is returned.

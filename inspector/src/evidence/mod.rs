@@ -11,13 +11,19 @@ pub mod programs;
 mod record;
 pub mod tables;
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, path::PathBuf, str::FromStr};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 use schemars::JsonSchema;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 pub use entries::Entries;
-pub(crate) use entries::Hex;
+pub(crate) use entries::{Hex, parse_hex};
 pub use record::{Coverage, MapRecord};
 
 use crate::cilium::proto::Protocol;
@@ -52,6 +58,9 @@ pub struct Evidence {
     pub services_by_protocol: BTreeMap<String, u64>,
     /// The maps that were read.
     pub maps: Vec<MapRecord>,
+    /// Maglev tables of the VIP's frontends, where they have one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub maglev: Vec<MaglevTable>,
     /// Attached programs, where they were read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub attachments: Option<programs::Attachments>,
@@ -225,7 +234,8 @@ fn split_port(place: &str) -> (&str, Option<&str>) {
 /// A BPF file system that holds pins of Cilium's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Bpffs {
-    /// Where it is mounted.
+    /// Where it is mounted; what is not UTF-8 in it is replaced in a file.
+    #[serde(serialize_with = "lossy")]
     pub path: PathBuf,
     /// Device number of the file system, `major:minor`.
     pub device: String,
@@ -233,6 +243,11 @@ pub struct Bpffs {
     pub read: bool,
     /// Names below `tc/globals`, sorted.
     pub pins: Vec<String>,
+}
+
+/// A path need not be UTF-8, JSON must be.
+fn lossy<S: Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(&path.display())
 }
 
 /// A network device that Cilium's state names.
@@ -245,6 +260,19 @@ pub struct Device {
     pub name: Option<String>,
     /// The pin or map that names it.
     pub named_by: Vec<String>,
+}
+
+/// The Maglev table of one frontend: the inner map that the outer one names.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MaglevTable {
+    /// Name of the outer map.
+    pub map: String,
+    /// Reverse NAT index of the frontend.
+    pub frontend: u16,
+    /// Kernel id of the inner map.
+    pub table_id: u32,
+    /// The inner map's one value, hexadecimal digits: a backend id for each place.
+    pub value: String,
 }
 
 /// How far a source of evidence could be used.

@@ -21,7 +21,7 @@ use crate::cilium::{
     release::{self, Release, ReleaseRange},
     reverse_nat::ReverseNat,
     runtime_config::{AGENT_LIVENESS, RuntimeConfig},
-    services::{Scope, ServiceKey, ServiceValue},
+    services::{ServiceKey, ServiceValue},
     source_range::SourceRange,
 };
 
@@ -56,6 +56,9 @@ pub struct Tables {
     pub agent_liveness_ns: Option<u64>,
     /// What is wrong with the maps themselves.
     pub problems: Vec<Problem>,
+    /// Whether Cilium has no load balancer maps of the VIP's family here (see
+    /// [`Tables::for_vip`]).
+    pub family_absent: bool,
 }
 
 /// One frontend: a master entry and its slots, either of which may be missing.
@@ -87,6 +90,13 @@ pub enum Problem {
         /// Why.
         reason: String,
     },
+    /// Several entries have the same key, which the kernel does not allow.
+    KeysTwice {
+        /// The table.
+        table: String,
+        /// How many entries are too many.
+        count: usize,
+    },
     /// The map changed faster than it could be read.
     Incomplete {
         /// Name of the map.
@@ -111,11 +121,13 @@ pub enum Problem {
         selectable: bool,
     },
     /// The master counts more backends than there are slots.
-    SlotMissing {
+    SlotsMissing {
         /// The frontend.
         frontend: String,
-        /// The slot that is not there.
-        slot: u16,
+        /// How many slots are not there.
+        missing: usize,
+        /// The first of them.
+        first: u16,
         /// The master's count.
         count: u16,
     },
@@ -147,6 +159,9 @@ impl fmt::Display for Problem {
         match self {
             Self::Map { map: _, reason } => f.write_str(reason),
             Self::Entry { map, reason } => write!(f, "{map}: an entry cannot be decoded: {reason}"),
+            Self::KeysTwice { table, count } => {
+                write!(f, "{table}: {count} entries repeat the key of another and were passed over")
+            }
             Self::Incomplete { map } => {
                 write!(f, "{map} changed faster than it could be read: entries may be missing")
             }
@@ -160,8 +175,11 @@ impl fmt::Display for Problem {
                     "{frontend}: slot {slot} names backend {backend}, which is not there{chosen}"
                 )
             }
-            Self::SlotMissing { frontend, slot, count } => {
-                write!(f, "{frontend}: slot {slot} of {count} is not there")
+            Self::SlotsMissing { frontend, missing: 1, first, count } => {
+                write!(f, "{frontend}: slot {first} of {count} is not there")
+            }
+            Self::SlotsMissing { frontend, missing, first, count } => {
+                write!(f, "{frontend}: {missing} of {count} slots are not there, from slot {first}")
             }
             Self::SlotsWithoutMaster { frontend, slots } => {
                 write!(f, "{frontend}: {slots} slots without a master entry")
@@ -194,6 +212,7 @@ impl Tables {
             l2_responder: Vec::new(),
             agent_liveness_ns: None,
             problems: Vec::new(),
+            family_absent: false,
         };
         for record in &evidence.maps {
             if let Some(reason) = &record.problem {
@@ -212,14 +231,103 @@ impl Tables {
                     .push(Problem::Map { map: record.name.clone(), reason: error.to_string() }),
             }
         }
-        tables.services.sort_unstable_by_key(|entry| entry.key);
-        for backends in &mut tables.backends {
-            backends.sort_unstable_by_key(|backend| backend.id);
-        }
-        tables.find_missing_backend_maps(pins().map(String::as_str));
+        tables.sort();
         tables.find_older_generations(pins().map(String::as_str));
-        tables.find_malformed(evidence);
+        tables.find_malformed();
         tables
+    }
+
+    /// Reads the tables for a question about one VIP: what the evidence lacks for it is a problem.
+    #[must_use]
+    pub fn for_vip(evidence: &Evidence, address: IpAddr) -> Self {
+        const NEEDED: [MapKind; 3] = [MapKind::Services, MapKind::Backends, MapKind::ReverseNat];
+        const HELPFUL: [MapKind; 4] = [
+            MapKind::SourceRange,
+            MapKind::L2Responder,
+            MapKind::RuntimeConfig,
+            MapKind::Endpoints,
+        ];
+        let mut tables = Self::new(evidence);
+        let pins: Vec<&str> = evidence
+            .bpffs
+            .iter()
+            .filter(|bpffs| bpffs.read)
+            .flat_map(|bpffs| bpffs.pins.iter().map(String::as_str))
+            .collect();
+        let of_kind = |name: &str, kind: MapKind, family: Family| {
+            LAYOUTS.iter().any(|layout| {
+                layout.name == name
+                    && layout.kind == kind
+                    && layout.family.is_none_or(|other| other == family)
+            })
+        };
+        let family = family_of(address);
+        let pinned = |kind, family| pins.iter().copied().rfind(|pin| of_kind(pin, kind, family));
+        let other = if family == Family::V4 { Family::V6 } else { Family::V4 };
+        tables.family_absent = NEEDED.iter().all(|&kind| pinned(kind, family).is_none())
+            && NEEDED.iter().any(|&kind| pinned(kind, other).is_some());
+        if tables.family_absent {
+            return tables;
+        }
+        for kind in NEEDED.into_iter().chain(HELPFUL) {
+            if evidence.maps.iter().any(|record| of_kind(&record.name, kind, family)) {
+                continue;
+            }
+            match pinned(kind, family) {
+                Some(pin) => tables.problems.push(Problem::Map {
+                    map: pin.to_owned(),
+                    reason: format!("{pin} was not collected into this evidence"),
+                }),
+                None if NEEDED.contains(&kind) => {
+                    // The name of the newest generation stands for the map that is not there.
+                    let newest = LAYOUTS
+                        .iter()
+                        .filter(|layout| layout.kind == kind && layout.family == Some(family))
+                        .max_by_key(|layout| layout.generation);
+                    let map = newest.map_or("", |layout| layout.name).to_owned();
+                    let reason = format!("{map} is not pinned, nor an older form of it");
+                    tables.problems.push(Problem::Map { map, reason });
+                }
+                None => {}
+            }
+        }
+        tables
+    }
+
+    /// Why what the maps of this kind say for a VIP may be incomplete; nothing if it is complete.
+    #[must_use]
+    pub fn doubt(&self, kind: MapKind, address: IpAddr) -> Option<&Problem> {
+        let family = family_of(address);
+        self.problems.iter().find(|problem| match problem {
+            Problem::Map { map, .. } | Problem::Entry { map, .. } | Problem::Incomplete { map } => {
+                LAYOUTS.iter().any(|layout| {
+                    layout.name == map
+                        && layout.kind == kind
+                        && layout.family.is_none_or(|other| other == family)
+                })
+            }
+            _ => false,
+        })
+    }
+
+    /// Sorts by key. A key is unique in the kernel; one that comes twice all the same (padding
+    /// that differs, evidence made by hand) counts once, so that what follows may rely on it.
+    fn sort(&mut self) {
+        fn unique<T, K: Ord>(table: &mut Vec<T>, key: impl Fn(&T) -> K) -> usize {
+            let before = table.len();
+            table.sort_unstable_by_key(&key);
+            table.dedup_by_key(|entry| key(entry));
+            before - table.len()
+        }
+
+        let services = unique(&mut self.services, |entry| entry.key);
+        let [v4, v6] = self.backends.each_mut().map(|table| unique(table, |backend| backend.id));
+        for (table, count) in [("services", services), ("IPv4 backends", v4), ("IPv6 backends", v6)]
+        {
+            if count > 0 {
+                self.problems.push(Problem::KeysTwice { table: table.to_owned(), count });
+            }
+        }
     }
 
     fn add(&mut self, record: &MapRecord, layout: &'static Layout) {
@@ -312,33 +420,6 @@ impl Tables {
         }
     }
 
-    /// Reports a family that has services and no backend map: without it every slot would seem to
-    /// lead nowhere.
-    fn find_missing_backend_maps<'a>(&mut self, pins: impl Iterator<Item = &'a str>) {
-        let pinned: Vec<Option<Family>> = pins
-            .flat_map(|pin| LAYOUTS.iter().filter(move |layout| layout.name == pin))
-            .filter(|layout| layout.kind == MapKind::Backends)
-            .map(|layout| layout.family)
-            .collect();
-        for (family, map) in
-            [(Family::V4, "cilium_lb4_backends_v3"), (Family::V6, "cilium_lb6_backends_v3")]
-        {
-            let has_slots = self
-                .services
-                .iter()
-                .any(|entry| !entry.key.is_master() && family_of(entry.key.address) == family);
-            if has_slots && !pinned.contains(&Some(family)) {
-                self.problems.push(Problem::Map {
-                    map: map.to_owned(),
-                    reason: format!(
-                        "neither {map} nor an older generation of it is pinned: which slots have \
-                         their backend cannot be told"
-                    ),
-                });
-            }
-        }
-    }
-
     /// Reports maps of an older generation that stand beside a newer one.
     fn find_older_generations<'a>(&mut self, pins: impl Iterator<Item = &'a str>) {
         let present: Vec<&Layout> =
@@ -358,78 +439,52 @@ impl Tables {
         }
     }
 
-    fn find_malformed(&mut self, evidence: &Evidence) {
-        let readable = [Family::V4, Family::V6].map(|family| {
-            let was_read = evidence.maps.iter().any(|record| {
-                record
-                    .kind()
-                    .is_some_and(|(kind, of, _)| kind == MapKind::Backends && of == Some(family))
-            });
-            was_read && self.backends_are_known(family)
-        });
+    fn find_malformed(&mut self) {
+        let release = self.releases.at_most;
+        let known = [IpAddr::from([0; 4]), IpAddr::from([0; 16])]
+            .map(|address| self.doubt(MapKind::Backends, address).is_none());
+        let has_backends = |key: &ServiceKey| known[usize::from(key.address.is_ipv6())];
         let mut found = Vec::new();
         for frontend in self.frontends() {
-            let known = readable[family_index(Some(family_of(frontend.key.address)))];
-            self.check_frontend(&frontend, known, &mut found);
+            let name = || FrontendName { key: frontend.key, release }.to_string();
+            if let crate::cilium::services::Scope::Other(scope) = frontend.key.scope {
+                found.push(Problem::UnknownScope { frontend: name(), scope });
+            }
+            let count = frontend.master.map_or(0, |master| master.count.get());
+            if let Some(master) = frontend.master {
+                let unknown = master.flags().unknown(release);
+                if unknown != ServiceFlags(0) {
+                    found.push(Problem::UnknownFlags { frontend: name(), bits: unknown.0 });
+                }
+            } else {
+                let slots = frontend.slots.len();
+                found.push(Problem::SlotsWithoutMaster { frontend: name(), slots });
+            }
+            let chosen = frontend.slots.partition_point(|entry| entry.key.slot <= count);
+            let missing = usize::from(count) - chosen;
+            if missing > 0 {
+                let gap = (1..=count)
+                    .zip(frontend.slots.iter().map(|entry| entry.key.slot).chain([0]))
+                    .find(|(expected, present)| expected != present);
+                let first = gap.map_or(count, |(expected, _)| expected);
+                found.push(Problem::SlotsMissing { frontend: name(), missing, first, count });
+            }
+            if !has_backends(&frontend.key) {
+                continue;
+            }
+            for entry in frontend.slots {
+                let backend = entry.value.union.get();
+                if self.backend(entry.key.address, backend).is_none() {
+                    found.push(Problem::SlotWithoutBackend {
+                        frontend: name(),
+                        slot: entry.key.slot,
+                        backend,
+                        selectable: entry.key.slot <= count,
+                    });
+                }
+            }
         }
         self.problems.extend(found);
-    }
-
-    /// Whether nothing went wrong with the backend maps of this family.
-    fn backends_are_known(&self, family: Family) -> bool {
-        self.problems.iter().all(|problem| match problem {
-            Problem::Map { map, .. } | Problem::Entry { map, .. } | Problem::Incomplete { map } => {
-                !LAYOUTS.iter().any(|layout| {
-                    layout.name == map
-                        && layout.kind == MapKind::Backends
-                        && layout.family == Some(family)
-                })
-            }
-            _ => true,
-        })
-    }
-
-    fn check_frontend(
-        &self,
-        frontend: &Frontend<'_>,
-        backends_known: bool,
-        found: &mut Vec<Problem>,
-    ) {
-        let release = self.release();
-        let name = || FrontendName { key: frontend.key, release }.to_string();
-        if let Scope::Other(scope) = frontend.key.scope {
-            found.push(Problem::UnknownScope { frontend: name(), scope });
-        }
-        let count = frontend.master.map_or(0, |master| master.count.get());
-        if let Some(master) = frontend.master {
-            let unknown = master.flags().unknown(release);
-            if unknown != ServiceFlags(0) {
-                found.push(Problem::UnknownFlags { frontend: name(), bits: unknown.0 });
-            }
-        } else {
-            found.push(Problem::SlotsWithoutMaster {
-                frontend: name(),
-                slots: frontend.slots.len(),
-            });
-        }
-        let mut present = frontend.slots.iter().map(|entry| entry.key.slot).peekable();
-        for slot in 1..=count {
-            while present.next_if(|&other| other < slot).is_some() {}
-            if present.peek() != Some(&slot) {
-                found.push(Problem::SlotMissing { frontend: name(), slot, count });
-            }
-        }
-        for entry in frontend.slots.iter().filter(|_| backends_known) {
-            let backend = entry.value.union.get();
-            if self.backend(entry.key.address, backend).is_none() {
-                found.push(Problem::SlotWithoutBackend {
-                    frontend: name(),
-                    slot: entry.key.slot,
-                    backend,
-                    selectable: entry.key.slot <= count,
-                });
-            }
-        }
     }
 
     /// All service entries, sorted by address, port, protocol, scope and slot.
@@ -511,7 +566,7 @@ impl fmt::Display for FrontendName {
         if self.release >= Release::V1_17 {
             write!(f, "/{protocol}")?;
         }
-        if scope == Scope::Internal {
+        if scope == crate::cilium::services::Scope::Internal {
             f.write_str("/i")?;
         }
         Ok(())

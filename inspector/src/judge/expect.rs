@@ -64,25 +64,40 @@ pub struct Checked {
 
 /// Text that is no claim.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`{0}` is no claim: use served, not-served, programmed, has-backend, announced, not-announced, \
+pub enum ExpectationError {
+    /// A finding that does not exist.
+    #[error("`{0}` is no finding: use one of {list}", list = finding_list())]
+    Finding(String),
+    /// A device behind a claim that is about all of them.
+    #[error("`{0}` is not about a device: leave out what stands behind the @")]
+    Device(String),
+    /// Anything else.
+    #[error(
+        "`{0}` is no claim: use served, not-served, programmed, has-backend, announced, not-announced, \
      no-errors, an outcome (dnat-before-neigh, proxied-before-neigh, socket-translated, \
      no-backend, denied, dropped, untranslated), finding:ID or no-finding:ID; a path claim may end \
      in @DEVICE"
-)]
-pub struct ExpectationError(String);
+    )]
+    Claim(String),
+}
+
+fn finding_list() -> String {
+    FindingId::ALL.iter().map(|id| id.as_str()).collect::<Vec<_>>().join(", ")
+}
 
 impl FromStr for Expectation {
     type Err = ExpectationError;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
-        let error = || ExpectationError(text.to_owned());
+        let error = || ExpectationError::Claim(text.to_owned());
         let (claim, device) = match text.split_once('@') {
             Some((claim, device)) if !device.is_empty() => (claim, Some(device.to_owned())),
             Some(_) => return Err(error()),
             None => (text, None),
         };
-        let id = |id: &str| id.parse::<FindingId>().map_err(|_| error());
+        let id = |id: &str| {
+            id.parse::<FindingId>().map_err(|_| ExpectationError::Finding(id.to_owned()))
+        };
         let claim = match claim {
             "served" => Claim::Served,
             "not-served" => Claim::NotServed,
@@ -111,7 +126,7 @@ impl FromStr for Expectation {
                 | Claim::NotAnnounced
         );
         if device.is_some() && !has_paths {
-            return Err(error());
+            return Err(ExpectationError::Device(text.to_owned()));
         }
         Ok(Self { claim, device })
     }
@@ -233,6 +248,10 @@ impl Expectation {
         let met = if on { Met::Yes } else { told(false) };
         let why = if announcement.entries.is_empty() {
             "this node has no responder entry for it".to_owned()
+        } else if announcement.answering && !on {
+            "this node answers for it on other devices only".to_owned()
+        } else if announcement.agent_silent_s.is_none() {
+            "there is a responder entry, but whether the agent lives is not known".to_owned()
         } else if announcement.answering {
             "this node answers for it".to_owned()
         } else {

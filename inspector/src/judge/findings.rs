@@ -1,14 +1,16 @@
 //! The findings: what was seen, what it means, what to do next. Their ids are stable: people
 //! write them into CI.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
     PathVerdict, Served,
-    programmed::{AGENT_TIMEOUT_S, Programmed, ProgrammedFrontend, TrafficPolicy},
+    programmed::{
+        AGENT_TIMEOUT_S, Programmed, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy,
+    },
 };
 use crate::{
     cilium::{ipcache::Ipcache, layout::MapKind, proto::Protocol, services::Scope},
@@ -216,7 +218,7 @@ pub(super) fn find(
         }
     }
     scopes_differ(&mut findings, programmed);
-    announcement(&mut findings, programmed, query);
+    announcement(&mut findings, tables, programmed, query);
     maps(&mut findings, evidence, tables);
     notes(&mut findings, programmed, query, paths);
     findings.0.sort_by_key(|finding| finding.severity);
@@ -224,15 +226,21 @@ pub(super) fn find(
 }
 
 fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, query: &VipQuery) {
-    let unknown = tables
-        .problems
-        .iter()
-        .any(|problem| matches!(problem, Problem::Map { map, .. } if map.contains("_services_")));
-    if unknown || !programmed.frontends.is_empty() {
+    if tables.doubt(MapKind::Services, query.address).is_some() || !programmed.frontends.is_empty()
+    {
         return;
     }
     let address = query.address;
-    let (nearest, next) = if !programmed.others.is_empty() {
+    let (nearest, next) = if tables.family_absent {
+        (
+            format!(
+                "; this node has no {} load balancer maps",
+                if address.is_ipv4() { "IPv4" } else { "IPv6" }
+            ),
+            "Cilium runs without this address family here (enable-ipv4, enable-ipv6 in its \
+             configuration)",
+        )
+    } else if !programmed.others.is_empty() {
         (
             format!("; the address has {}", programmed.others.join(", ")),
             "check the Service's ports, and the protocol",
@@ -299,37 +307,34 @@ fn backends(
     frontend: &ProgrammedFrontend,
     query: &VipQuery,
 ) {
-    // An L7 frontend needs no backend: the proxy chooses.
-    if frontend.count == 0 && frontend.l7_proxy_port.is_none() {
+    // The proxy of an L7 frontend chooses; its slots are not used on the way there.
+    let proxied = frontend.l7_proxy_port.is_some();
+    if frontend.count == 0 && !proxied {
         no_backends(findings, programmed, frontend, query);
         return;
     }
-    dangling_slots(findings, frontend);
-    let terminating = terminating(frontend);
-    if terminating > 0 {
-        let all = frontend
-            .backends
-            .iter()
-            .filter(|backend| backend.selectable)
-            .all(|backend| backend.state == "terminating");
+    let dangling: Vec<_> =
+        frontend.backends.iter().filter(|backend| backend.selectable && backend.dangling).collect();
+    if !dangling.is_empty() && !proxied {
+        dangling_slots(findings, frontend, &dangling);
+    }
+    if let Some(table) = frontend.maglev.as_ref().filter(|table| table.nowhere > 0) {
         findings.add(
-            FindingId::BackendTerminating,
+            FindingId::FrontendSlotDangling,
             Some(&frontend.frontend),
             format!(
-                "{}: {terminating} of {} backends are terminating",
-                frontend.frontend,
-                frontend.backends.len()
+                "{}: {} of {} places of its Maglev table name a backend that is not there",
+                frontend.frontend, table.nowhere, table.places
             ),
-            if all && frontend.count > 0 {
-                "they are the last ones and still used until they are gone"
-            } else {
-                "they get no new connections and are gone soon"
-            },
-            "nothing, during a roll-out; otherwise see why the pods do not go",
+            "connections that fall on such a place are dropped, the others work",
+            "restart the agent on this node, which makes the table again",
         );
     }
-    if !frontend.reverse_nat.good && frontend.count > 0 {
-        reverse_nat(findings, frontend);
+    if terminating(frontend) > 0 {
+        backend_terminating(findings, frontend);
+    }
+    if frontend.reverse_nat.good == Some(false) && frontend.count > 0 && !proxied {
+        reverse_nat_missing(findings, frontend);
     }
 }
 
@@ -391,36 +396,71 @@ fn no_backends(
     }
 }
 
-fn dangling_slots(findings: &mut Findings, frontend: &ProgrammedFrontend) {
-    let dangling: Vec<_> = frontend
-        .backends
+fn dangling_slots(
+    findings: &mut Findings,
+    frontend: &ProgrammedFrontend,
+    dangling: &[&ProgrammedBackend],
+) {
+    // A damaged count can be 65535.
+    const NAMED: usize = 8;
+    let mut slots: Vec<String> = dangling
         .iter()
-        .filter(|backend| backend.selectable && backend.address.is_none())
+        .take(NAMED)
+        .map(|backend| match backend.id {
+            0 => format!("slot {} ({})", backend.slot, backend.state),
+            id => format!("slot {} ({} {id})", backend.slot, backend.state),
+        })
         .collect();
-    if !dangling.is_empty() {
-        let slots: Vec<String> = dangling
-            .iter()
-            .map(|backend| format!("slot {} ({})", backend.slot, backend.state))
-            .collect();
-        findings.add(
-            FindingId::FrontendSlotDangling,
-            Some(&frontend.frontend),
-            format!(
-                "{}: {} of {} slots lead nowhere: {}",
-                frontend.frontend,
-                dangling.len(),
-                frontend.count,
-                slots.join(", ")
-            ),
-            "connections that choose such a slot are dropped, the others work: the VIP fails now \
-             and then",
-            "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
-             restart the agent on this node",
-        );
+    if dangling.len() > NAMED {
+        slots.push(format!("and {} more", dangling.len() - NAMED));
     }
+    let meaning = if dangling.len() == usize::from(frontend.count) {
+        "every connection is dropped"
+    } else {
+        "connections that choose such a slot are dropped, the others work: the VIP fails now \
+         and then"
+    };
+    findings.add(
+        FindingId::FrontendSlotDangling,
+        Some(&frontend.frontend),
+        format!(
+            "{}: {} of {} slots lead nowhere: {}",
+            frontend.frontend,
+            dangling.len(),
+            frontend.count,
+            slots.join(", ")
+        ),
+        meaning,
+        "the agent's view and the maps differ: compare with `cilium-dbg service list`, then \
+         restart the agent on this node",
+    );
 }
 
-fn reverse_nat(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+fn backend_terminating(findings: &mut Findings, frontend: &ProgrammedFrontend) {
+    let terminating = terminating(frontend);
+    let all = frontend
+        .backends
+        .iter()
+        .filter(|backend| backend.selectable)
+        .all(|backend| backend.state == "terminating");
+    findings.add(
+        FindingId::BackendTerminating,
+        Some(&frontend.frontend),
+        format!(
+            "{}: {terminating} of {} backends are terminating",
+            frontend.frontend,
+            frontend.backends.len()
+        ),
+        if all && frontend.count > 0 {
+            "they are the last ones and still used until they are gone"
+        } else {
+            "they get no new connections and are gone soon"
+        },
+        "nothing, during a roll-out; otherwise see why the pods do not go",
+    );
+}
+
+fn reverse_nat_missing(findings: &mut Findings, frontend: &ProgrammedFrontend) {
     let seen = match &frontend.reverse_nat.restores {
         None => format!(
             "{}: reverse NAT entry {} is not there",
@@ -444,6 +484,7 @@ fn reverse_nat(findings: &mut Findings, frontend: &ProgrammedFrontend) {
 fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend) {
     if let Some(ranges) = &frontend.source_ranges
         && !ranges.deny
+        && ranges.complete
         && ranges.ranges.is_empty()
     {
         findings.add(
@@ -454,6 +495,16 @@ fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend) {
             "check loadBalancerSourceRanges of the Service",
         );
     }
+}
+
+/// Where new connections go.
+fn addresses(frontend: &ProgrammedFrontend) -> BTreeSet<&str> {
+    frontend
+        .backends
+        .iter()
+        .filter(|backend| backend.selectable)
+        .filter_map(|backend| backend.address.as_deref())
+        .collect()
 }
 
 fn scopes_differ(findings: &mut Findings, programmed: &Programmed) {
@@ -472,15 +523,20 @@ fn scopes_differ(findings: &mut Findings, programmed: &Programmed) {
             );
             continue;
         };
-        if outside.usable() != inside.usable() {
+        if outside.unread() + inside.unread() > 0 {
+            continue;
+        }
+        let (out, within) = (addresses(outside), addresses(inside));
+        if out != within {
+            let others = if out.len() == within.len() { "other backends, " } else { "" };
             findings.add(
                 FindingId::ScopesDiffer,
                 Some(&outside.frontend),
                 format!(
-                    "{}: {} backends in the external scope, {} in the internal",
+                    "{}: {} backends in the external scope, {others}{} in the internal",
                     outside.frontend,
-                    outside.usable(),
-                    inside.usable()
+                    out.len(),
+                    within.len()
                 ),
                 "clients from outside and clients of the cluster meet different backends, as \
                  externalTrafficPolicy and internalTrafficPolicy say",
@@ -490,13 +546,23 @@ fn scopes_differ(findings: &mut Findings, programmed: &Programmed) {
     }
 }
 
-fn announcement(findings: &mut Findings, programmed: &Programmed, query: &VipQuery) {
+fn announcement(
+    findings: &mut Findings,
+    tables: &Tables,
+    programmed: &Programmed,
+    query: &VipQuery,
+) {
     let announcement = &programmed.announcement;
     let Some(silent) = announcement.agent_silent_s else { return };
     if silent < AGENT_TIMEOUT_S {
         return;
     }
     let since = match silent {
+        u64::MAX if tables.agent_liveness_ns.is_some_and(|alive| alive > 0) => {
+            "the agent's last sign of life lies in the future, which the datapath takes for long \
+             ago"
+            .to_owned()
+        }
         u64::MAX => "the agent has given no sign of life since this node booted".to_owned(),
         seconds => format!("the agent's last sign of life was {seconds} s ago"),
     };
@@ -549,7 +615,8 @@ fn maps(findings: &mut Findings, evidence: &Evidence, tables: &Tables) {
         let max = u64::from(record.max_entries);
         let fill = format!("{} holds {total} of {max} entries", record.name);
         // The agent stops at the last entry or at the one before, depending on the map.
-        if total + 1 >= max {
+        // An empty map is not full, however small it is.
+        if total > 0 && total.saturating_add(1) >= max {
             findings.add(
                 FindingId::MapFull,
                 None,
@@ -557,7 +624,7 @@ fn maps(findings: &mut Findings, evidence: &Evidence, tables: &Tables) {
                 "new Services and backends cannot be written: some work, others do not",
                 "raise --bpf-lb-map-max (Helm: bpf.lbMapMax), or bring the number of Services down",
             );
-        } else if total * 10 >= max * 9 {
+        } else if total.saturating_mul(10) >= max * 9 {
             findings.add(
                 FindingId::MapNearlyFull,
                 None,
@@ -571,6 +638,7 @@ fn maps(findings: &mut Findings, evidence: &Evidence, tables: &Tables) {
         match problem {
             Problem::Map { .. }
             | Problem::Entry { .. }
+            | Problem::KeysTwice { .. }
             | Problem::Incomplete { .. }
             | Problem::UnknownScope { .. } => findings.add(
                 FindingId::MapNotRead,
@@ -595,7 +663,7 @@ fn maps(findings: &mut Findings, evidence: &Evidence, tables: &Tables) {
             ),
             // Told of frontend by frontend.
             Problem::SlotWithoutBackend { .. }
-            | Problem::SlotMissing { .. }
+            | Problem::SlotsMissing { .. }
             | Problem::SlotsWithoutMaster { .. } => {}
         }
     }

@@ -217,7 +217,7 @@ pub fn judge_question(evidence: &Evidence, query: VipQuery) -> Result<Judgement,
 }
 
 fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
-    let tables = Tables::new(evidence);
+    let tables = Tables::for_vip(evidence, query.address);
     let programmed = Programmed::new(evidence, &tables, &query);
     let paths = walk::paths(evidence, &tables, &programmed);
     let findings = findings::find(evidence, &tables, &programmed, &query, &paths);

@@ -2,7 +2,7 @@
 //!
 //! No judgement here: this is what the maps say, in the words of the field.
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -12,12 +12,14 @@ use crate::{
         backends::Backend,
         flags::{ServiceFlags, ServiceType},
         ipcache::Identity,
+        layout::{Family, MapKind},
+        maglev::MaglevTable,
         proto::Protocol,
         release::Release,
         services::{Scope, ServiceKey, ServiceValue},
     },
     evidence::{
-        Device, Evidence, VipQuery,
+        Device, Evidence, VipQuery, parse_hex,
         tables::{Frontend, FrontendName, ServiceEntry, Tables, family_of},
     },
 };
@@ -86,12 +88,26 @@ pub struct ProgrammedFrontend {
     pub count: u16,
     /// Number of further backends that own a slot but are not chosen (1.17+).
     pub qcount: u16,
-    /// Share of the choosable slots that lead to a backend, from 0 to 1; nothing without slots.
+    /// Share of the choosable slots that lead to a backend, from 0 to 1; nothing without slots, or
+    /// where it could not be read where they lead.
     pub usable_share: Option<f64>,
+    /// The Maglev table by which backends are chosen instead of by slot, where there is one.
+    pub maglev: Option<Maglev>,
     /// Reverse NAT.
     pub reverse_nat: ReverseNatState,
     /// Backends, in the order of their slots.
     pub backends: Vec<ProgrammedBackend>,
+}
+
+/// How a frontend's Maglev table shares connections out.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
+pub struct Maglev {
+    /// Number of places in the table.
+    pub places: usize,
+    /// Places of each backend id.
+    pub backends: BTreeMap<u32, usize>,
+    /// Places whose backend is not there.
+    pub nowhere: usize,
 }
 
 /// Which clients may use a frontend.
@@ -101,6 +117,8 @@ pub struct SourceRanges {
     pub deny: bool,
     /// The ranges in CIDR notation, sorted.
     pub ranges: Vec<String>,
+    /// Whether they are all there is: the map that holds them was read.
+    pub complete: bool,
 }
 
 /// The reverse NAT entry of a frontend.
@@ -110,8 +128,9 @@ pub struct ReverseNatState {
     pub id: u16,
     /// Address and port that the entry restores, if it is there.
     pub restores: Option<String>,
-    /// Whether the entry is there and restores this frontend.
-    pub good: bool,
+    /// Whether the entry is there and restores this frontend; nothing where that could not be
+    /// read.
+    pub good: Option<bool>,
 }
 
 /// One slot of a frontend.
@@ -121,8 +140,10 @@ pub struct ProgrammedBackend {
     pub slot: u16,
     /// Backend id.
     pub id: u32,
-    /// Address and port; nothing if the slot or the backend is not there.
+    /// Address and port; nothing if the slot or the backend is not there, or was not read.
     pub address: Option<String>,
+    /// Whether the slot leads nowhere for certain: it or its backend is not in the maps.
+    pub dangling: bool,
     /// State, in Cilium's words.
     pub state: String,
     /// Whether the datapath chooses this slot.
@@ -182,6 +203,8 @@ impl std::fmt::Display for Location {
 pub struct Announcement {
     /// Whether this node has the responder map (1.14+ with L2 announcements; IPv6: 1.19+).
     pub responder_map: bool,
+    /// Why it cannot be told from the responder map whether this node answers.
+    pub unknown: Option<String>,
     /// Entries for this address.
     pub entries: Vec<ResponderEntry>,
     /// Seconds since the agent's last sign of life; nothing where the map has none.
@@ -271,7 +294,16 @@ impl ProgrammedFrontend {
             .iter()
             .filter(|backend| backend.selectable && backend.address.is_some())
             .count();
+        let all_read =
+            backends.iter().all(|one| !one.selectable || one.address.is_some() || one.dangling);
         let id = any_value.map_or(0, |value| value.rev_nat_index.get());
+        let random = master.is_some_and(|master| master.algorithm() == 1);
+        let maglev = if flags.l7() || random { None } else { maglev(evidence, tables, &key, id) };
+        #[allow(clippy::cast_precision_loss, reason = "at most 131071 places")]
+        let share = match &maglev {
+            Some(table) => Some(1.0 - table.nowhere as f64 / table.places.max(1) as f64),
+            None => Some(usable as f64 / f64::from(count.max(1))),
+        };
         let ranges = || {
             let mut ranges: Vec<String> = tables
                 .source_ranges
@@ -306,16 +338,36 @@ impl ProgrammedFrontend {
                 _ => None,
             }),
             l7_proxy_port: master.filter(|_| flags.l7()).map(ServiceValue::l7_proxy_port),
-            source_ranges: flags
-                .source_range()
-                .then(|| SourceRanges { deny: flags.source_range_denies(), ranges: ranges() }),
+            source_ranges: flags.source_range().then(|| SourceRanges {
+                deny: flags.source_range_denies(),
+                ranges: ranges(),
+                complete: tables.doubt(MapKind::SourceRange, address).is_none(),
+            }),
             dsr: flags.dsr(),
             count,
             qcount,
-            #[allow(clippy::cast_precision_loss, reason = "at most 65535 slots")]
-            usable_share: (count > 0).then(|| usable as f64 / f64::from(count)),
+            usable_share: share.filter(|_| count > 0 && all_read),
+            maglev,
             reverse_nat: reverse_nat(tables, &key, id),
             backends,
+        }
+    }
+
+    /// Number of choosable slots of which it could not be read where they lead.
+    #[must_use]
+    pub fn unread(&self) -> usize {
+        self.backends
+            .iter()
+            .filter(|one| one.selectable && one.address.is_none() && !one.dangling)
+            .count()
+    }
+
+    /// `2 of 3 backends usable`
+    #[must_use]
+    pub fn usable_of_count(&self) -> String {
+        match self.unread() {
+            0 => format!("{} of {} backends usable", self.usable(), self.count),
+            unread => format!("{unread} of {} backends not read", self.count),
         }
     }
 
@@ -329,6 +381,29 @@ impl ProgrammedFrontend {
     }
 }
 
+fn maglev(evidence: &Evidence, tables: &Tables, key: &ServiceKey, id: u16) -> Option<Maglev> {
+    let map = match family_of(key.address) {
+        Family::V4 => "cilium_lb4_maglev",
+        Family::V6 => "cilium_lb6_maglev",
+    };
+    let record = evidence.maglev.iter().find(|one| one.map == map && one.frontend == id)?;
+    let value = parse_hex(&record.value)?;
+    let layout = evidence.maps.iter().filter_map(|map| map.layout().ok()).find(|layout| {
+        layout.kind == MapKind::Backends && layout.family == Some(family_of(key.address))
+    })?;
+    let table = MaglevTable::decode(layout, &value).ok()?;
+    let mut backends: BTreeMap<u32, usize> = BTreeMap::new();
+    for backend in table.ids() {
+        *backends.entry(backend).or_default() += 1;
+    }
+    let nowhere = backends
+        .iter()
+        .filter(|(id, _)| tables.backend(key.address, **id).is_none())
+        .map(|(_, places)| places)
+        .sum();
+    Some(Maglev { places: table.len(), backends, nowhere })
+}
+
 fn reverse_nat(tables: &Tables, key: &ServiceKey, id: u16) -> ReverseNatState {
     let entry = tables.reverse_nat_of(key.address, id);
     ReverseNatState {
@@ -337,9 +412,12 @@ fn reverse_nat(tables: &Tables, key: &ServiceKey, id: u16) -> ReverseNatState {
             IpAddr::V4(address) => format!("{address}:{}", entry.port),
             IpAddr::V6(address) => format!("[{address}]:{}", entry.port),
         }),
-        // Wildcard entries have no id and need none.
-        good: key.is_wildcard()
-            || entry.is_some_and(|entry| (entry.address, entry.port) == (key.address, key.port)),
+        good: match entry {
+            // Wildcard entries have no id and need none.
+            _ if key.is_wildcard() => Some(true),
+            Some(entry) => Some((entry.address, entry.port) == (key.address, key.port)),
+            None => tables.doubt(MapKind::ReverseNat, key.address).is_none().then_some(false),
+        },
     }
 }
 
@@ -350,6 +428,8 @@ fn backends(
     frontend: &Frontend<'_>,
     count: u16,
 ) -> Vec<ProgrammedBackend> {
+    let slots_read = tables.doubt(MapKind::Services, frontend.key.address).is_none();
+    let backends_read = tables.doubt(MapKind::Backends, frontend.key.address).is_none();
     let mut rows = Vec::new();
     let mut slots = frontend.slots.iter().peekable();
     let mut expected = 1..=count;
@@ -366,7 +446,9 @@ fn backends(
                 slot,
                 id: 0,
                 address: None,
-                state: "slot is not there".to_owned(),
+                dangling: slots_read,
+                state: if slots_read { "slot is not there" } else { "slot was not read" }
+                    .to_owned(),
                 selectable: true,
                 location: Location::Unknown,
             });
@@ -376,7 +458,7 @@ fn backends(
         if expected.clone().next() == Some(entry.key.slot) {
             expected.next();
         }
-        rows.push(backend(evidence, tables, entry, count));
+        rows.push(backend(evidence, tables, entry, count, backends_read));
     }
     rows
 }
@@ -386,6 +468,7 @@ fn backend(
     tables: &Tables,
     entry: &ServiceEntry,
     count: u16,
+    backends_read: bool,
 ) -> ProgrammedBackend {
     let id = entry.value.union.get();
     let selectable = entry.key.slot <= count;
@@ -394,8 +477,12 @@ fn backend(
         slot: entry.key.slot,
         id,
         address: found.map(|found| backend_address(found, tables.release())),
+        dangling: found.is_none() && backends_read,
         state: found.map_or_else(
-            || "backend is not there".to_owned(),
+            || {
+                if backends_read { "backend is not there" } else { "backend was not read" }
+                    .to_owned()
+            },
             |found| found.state.as_str().unwrap_or("unknown state").to_owned(),
         ),
         selectable,
@@ -422,13 +509,12 @@ fn locate(evidence: &Evidence, tables: &Tables, address: IpAddr) -> Location {
     let cache = tables.ipcache.get(&address);
     let endpoints_read =
         evidence.maps.iter().any(|map| map.name == "cilium_lxc" && map.problem.is_none());
-    if cache.is_none() && !endpoints_read {
+    let node = cache.and_then(|entry| entry.tunnel_endpoint);
+    // What the IP cache knows of a pod of this node is no more than of one behind native routing.
+    if node.is_none() && !endpoints_read {
         return Location::Unknown;
     }
-    Location::Remote {
-        node: cache.and_then(|entry| entry.tunnel_endpoint),
-        identity: cache.map(|entry| entry.identity.0),
-    }
+    Location::Remote { node, identity: cache.map(|entry| entry.identity.0) }
 }
 
 impl Announcement {
@@ -469,6 +555,7 @@ impl Announcement {
                 .maps
                 .iter()
                 .any(|record| record.name == map && record.problem.is_none()),
+            unknown: tables.doubt(MapKind::L2Responder, query.address).map(ToString::to_string),
             answering: alive && !entries.is_empty(),
             entries,
             agent_silent_s,

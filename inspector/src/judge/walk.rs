@@ -12,14 +12,12 @@ use super::{
 };
 use crate::{
     cilium::{
+        layout::MapKind,
         proto::Protocol,
         release::{NoBackend, SocketAnswer},
         services::Scope,
     },
-    evidence::{
-        Evidence, VipQuery,
-        tables::{Problem, Tables},
-    },
+    evidence::{Evidence, VipQuery, tables::Tables},
 };
 
 /// What the maps alone say of one scope of a frontend.
@@ -105,6 +103,12 @@ fn step(
 ) -> Step {
     let no =
         |outcome, why: String| Step { outcome, served: Served::No, share: None, why: vec![why] };
+    let unknown = |why: String| Step {
+        outcome: Outcome::Unknown,
+        served: Served::Unknown,
+        share: None,
+        why: vec![why],
+    };
     let Some(frontend) = frontend.filter(|frontend| frontend.master) else {
         let scope = if from_outside { "external" } else { "internal" };
         return if from_outside && !programmed.wildcards.is_empty() {
@@ -121,6 +125,9 @@ fn step(
             && !ranges.deny
             && ranges.ranges.is_empty()
         {
+            if !ranges.complete {
+                return unknown("source ranges are checked and could not be read".to_owned());
+            }
             return no(
                 Outcome::Denied,
                 "source ranges are checked and there are none: every source is denied".to_owned(),
@@ -134,15 +141,10 @@ fn step(
         }
     }
     if let Some(port) = frontend.l7_proxy_port {
-        return Step {
-            outcome: Outcome::Unknown,
-            served: Served::Unknown,
-            share: None,
-            why: vec![format!(
-                "L7: handed to the local proxy port {port} if the datapath was built with L7 load \
-                 balancing"
-            )],
-        };
+        return unknown(format!(
+            "L7: handed to the local proxy port {port} if the datapath was built with L7 load \
+             balancing"
+        ));
     }
     let scope = match frontend.scope {
         Scope::Internal => "internal",
@@ -153,13 +155,12 @@ fn step(
         return no(Outcome::NoBackend, format!("0 backends in the {scope} scope: {answer}"));
     }
     let usable = frontend.usable();
-    if backends_unknown(tables) {
-        return Step {
-            outcome: Outcome::Unknown,
-            served: Served::Unknown,
-            share: None,
-            why: vec!["the backend map could not be read".to_owned()],
-        };
+    let unread = frontend.unread();
+    if unread > 0 {
+        return unknown(format!(
+            "where {unread} of {} slots lead could not be read",
+            frontend.count
+        ));
     }
     if usable == 0 {
         return no(
@@ -167,7 +168,7 @@ fn step(
             format!("none of {} slots leads to a backend", frontend.count),
         );
     }
-    if from_outside && !frontend.reverse_nat.good {
+    if from_outside && frontend.reverse_nat.good == Some(false) {
         return no(
             Outcome::Unknown,
             format!(
@@ -177,19 +178,23 @@ fn step(
             ),
         );
     }
-    let whole = usable == usize::from(frontend.count);
+    // By slot, or by place in the Maglev table, which sockets do not use.
+    let maglev = frontend.maglev.as_ref().filter(|_| from_outside);
+    let (lost, all, what) = match maglev {
+        Some(table) => (table.nowhere, table.places, "places of its Maglev table"),
+        None => (usize::from(frontend.count) - usable, usize::from(frontend.count), "slots"),
+    };
+    #[allow(clippy::cast_precision_loss, reason = "at most 131071 places")]
+    let share = (lost > 0).then(|| 1.0 - lost as f64 / all as f64);
     Step {
         outcome: Outcome::Unknown,
         served: Served::Unknown,
-        share: frontend.usable_share.filter(|_| !whole),
-        why: vec![if whole {
-            format!("{usable} of {} slots lead to a backend", frontend.count)
-        } else {
-            format!(
-                "{} of {} slots lead nowhere: that share of connections fails",
-                usize::from(frontend.count) - usable,
-                frontend.count
-            )
+        share,
+        why: vec![match lost {
+            0 => format!("{all} of {all} {what} lead to a backend"),
+            lost => {
+                format!("{lost} of {all} {what} lead nowhere: that share of connections fails")
+            }
         }],
     }
 }
@@ -214,13 +219,6 @@ fn no_backend_answer(tables: &Tables, from_outside: bool) -> &'static str {
     }
 }
 
-fn backends_unknown(tables: &Tables) -> bool {
-    tables
-        .problems
-        .iter()
-        .any(|problem| matches!(problem, Problem::Map { map, .. } if map.contains("_backends")))
-}
-
 /// Whether the node serves the VIP, and the sentence that says so.
 pub(super) fn conclude(
     query: &VipQuery,
@@ -229,7 +227,7 @@ pub(super) fn conclude(
     paths: &[PathVerdict],
     findings: &[Finding],
 ) -> (Served, String) {
-    if let Some(problem) = services_unknown(tables) {
+    if let Some(problem) = tables.doubt(MapKind::Services, query.address) {
         return (Served::Unknown, format!("CANNOT TELL: {problem}"));
     }
     if let Some(absent) = findings.iter().find(|finding| finding.id == FindingId::FrontendAbsent) {
@@ -237,6 +235,18 @@ pub(super) fn conclude(
     }
     // A VIP is for clients from outside: the forwarded paths decide.
     let outside: Vec<_> = paths.iter().filter(|path| path.path.starts_with("forwarded")).collect();
+    if outside.is_empty() {
+        let names: Vec<&str> =
+            programmed.frontends.iter().map(|frontend| frontend.frontend.as_str()).collect();
+        return (
+            Served::Unknown,
+            format!(
+                "CANNOT TELL: the entries of {query} ({}) have scopes that this version does not \
+                 know",
+                names.join(", ")
+            ),
+        );
+    }
     let dead = |path: &&&PathVerdict| path.served == Served::No;
     let served = if outside.iter().all(|path| dead(&path)) {
         Served::No
@@ -254,13 +264,6 @@ pub(super) fn conclude(
     (served, sentence)
 }
 
-fn services_unknown(tables: &Tables) -> Option<&Problem> {
-    tables
-        .problems
-        .iter()
-        .find(|problem| matches!(problem, Problem::Map { map, .. } if map.contains("_services_")))
-}
-
 fn no_sentence(
     query: &VipQuery,
     programmed: &Programmed,
@@ -271,7 +274,23 @@ fn no_sentence(
     let who = answers(&programmed.announcement, query);
     let mut parts = Vec::new();
     let mut healthy = Vec::new();
-    for frontend in programmed.frontends.iter().filter(|one| one.scope == Scope::External) {
+    for frontend in &programmed.frontends {
+        let alone = || {
+            programmed.frontends.iter().all(|other| {
+                (other.port, other.protocol, other.scope)
+                    != (frontend.port, frontend.protocol, Scope::External)
+            })
+        };
+        match frontend.scope {
+            Scope::External => {}
+            // Clients from outside have no entry for this port.
+            Scope::Internal if alone() => {
+                let port = format!("{}/{}", frontend.port, frontend.protocol);
+                parts.push(format!("{port} has no entry for clients from outside"));
+                continue;
+            }
+            _ => continue,
+        }
         let Some(path) = outside.iter().find(|path| path.frontend == frontend.frontend) else {
             continue;
         };
@@ -309,10 +328,11 @@ fn no_backends(programmed: &Programmed, frontend: &ProgrammedFrontend) -> String
             == (frontend.port, frontend.protocol, Scope::Internal)
     });
     match inside {
-        Some(inside) => format!(
+        Some(inside) if inside.count > 0 => format!(
             "0 backends in its external scope{policy}; {} in the internal scope, not on this node",
             inside.count
         ),
+        Some(_) => format!("0 backends in either scope{policy}"),
         None => format!("0 backends{policy}"),
     }
 }
@@ -340,13 +360,9 @@ fn programmed_sentence(programmed: &Programmed) -> String {
             Some(port) => {
                 format!("{}/{} to the proxy port {port}", frontend.port, frontend.protocol)
             }
-            None => format!(
-                "{}/{} with {} of {} backends",
-                frontend.port,
-                frontend.protocol,
-                frontend.usable(),
-                frontend.count
-            ),
+            None => {
+                format!("{}/{}: {}", frontend.port, frontend.protocol, frontend.usable_of_count())
+            }
         })
         .collect();
     format!(

@@ -129,7 +129,11 @@ fn write_programmed(programmed: &Programmed, out: &mut impl Write) -> io::Result
                         "| {} | {} | {} | {} | {} | {} | {} |",
                         escape(&frontend.frontend),
                         backend.slot,
-                        escape(backend.address.as_deref().unwrap_or("nothing")),
+                        escape(backend.address.as_deref().unwrap_or(if backend.dangling {
+                            "nothing"
+                        } else {
+                            "?"
+                        })),
                         backend.id,
                         backend.state,
                         if backend.selectable { "yes" } else { "no" },

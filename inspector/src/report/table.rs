@@ -116,8 +116,8 @@ fn write_frontends<'a>(
             Cell::new(details(frontend)),
         ]);
         for backend in &frontend.backends {
-            let color = match (&backend.address, backend.selectable) {
-                (None, true) => Some(Color::Red),
+            let color = match (backend.dangling, backend.selectable) {
+                (true, true) => Some(Color::Red),
                 (_, false) => Some(Color::DarkGrey),
                 _ => None,
             };
@@ -125,7 +125,11 @@ fn write_frontends<'a>(
                 format!(
                     "  {} => {}",
                     backend.slot,
-                    backend.address.as_deref().unwrap_or("nothing")
+                    backend.address.as_deref().unwrap_or(if backend.dangling {
+                        "nothing"
+                    } else {
+                        "?"
+                    })
                 ),
                 if backend.id == 0 { String::new() } else { backend.id.to_string() },
                 backend.state.clone(),
@@ -138,7 +142,9 @@ fn write_frontends<'a>(
                         )
                     }
                     (true, false) => format!("{}; not chosen", backend.location),
-                    (false, _) => "connections that choose this slot fail".to_owned(),
+                    (false, _) if !backend.dangling => "not read".to_owned(),
+                    (false, true) => "connections that choose this slot fail".to_owned(),
+                    (false, false) => "not chosen".to_owned(),
                 },
             ];
             table.add_row(cells.map(|text| {
@@ -165,7 +171,7 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     match frontend.l7_proxy_port {
         Some(port) => words.push(format!("L7, proxy port {port}")),
         None if frontend.count == 0 => words.push("no backends".to_owned()),
-        None => words.push(format!("{} of {} backends usable", frontend.usable(), frontend.count)),
+        None => words.push(frontend.usable_of_count()),
     }
     if frontend.scope == Scope::Internal {
         words.push("internal scope".to_owned());
@@ -181,13 +187,18 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     if let Some(seconds) = frontend.session_affinity_s {
         words.push(format!("session affinity {seconds} s"));
     }
-    if let Some(algorithm) = frontend.algorithm {
-        words.push(algorithm.to_owned());
+    match &frontend.maglev {
+        Some(table) => words.push(format!("Maglev table of {} places", table.places)),
+        None => words.extend(frontend.algorithm.map(str::to_owned)),
     }
     if let Some(ranges) = &frontend.source_ranges {
         let verb = if ranges.deny { "denies" } else { "allows" };
-        let list =
-            if ranges.ranges.is_empty() { "nobody".to_owned() } else { ranges.ranges.join(" ") };
+        let list = match (ranges.ranges.is_empty(), ranges.complete) {
+            (true, true) => "nobody".to_owned(),
+            (true, false) => "source ranges that were not read".to_owned(),
+            (false, true) => ranges.ranges.join(" "),
+            (false, false) => format!("{} and others that were not read", ranges.ranges.join(" ")),
+        };
         words.push(format!("{verb} {list}"));
     }
     if !frontend.routable {
@@ -196,11 +207,13 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
     if frontend.dsr {
         words.push("DSR".to_owned());
     }
-    words.push(if frontend.reverse_nat.good {
-        "reverse NAT there".to_owned()
-    } else {
-        "reverse NAT MISSING".to_owned()
-    });
+    let reverse_nat = match (frontend.reverse_nat.good, &frontend.reverse_nat.restores) {
+        (Some(true), _) => "reverse NAT there",
+        (Some(false), None) => "reverse NAT MISSING",
+        (Some(false), Some(_)) => "reverse NAT WRONG",
+        (None, _) => "reverse NAT not read",
+    };
+    words.push(reverse_nat.to_owned());
     words.join(", ")
 }
 
@@ -256,6 +269,10 @@ pub(super) fn served(path: &PathVerdict) -> String {
 
 /// Who answers ARP, in one line.
 pub(super) fn announced(announcement: &Announcement) -> String {
+    if let Some(reason) = announcement.unknown.as_ref().filter(|_| announcement.entries.is_empty())
+    {
+        return format!("unknown ({reason})");
+    }
     if !announcement.responder_map {
         return "no (this node has no L2 responder map)".to_owned();
     }

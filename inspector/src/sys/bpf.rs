@@ -2,7 +2,7 @@
 
 use std::{
     ffi::CString,
-    io,
+    fmt, io,
     os::{
         fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -15,6 +15,7 @@ use crate::cilium::layout::MapType;
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_OBJ_GET: libc::c_long = 7;
+const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 
@@ -32,6 +33,17 @@ pub enum ObjectKind {
     Link,
     /// Something this version does not know (a BTF object, a token, …).
     Other,
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Map => "a map",
+            Self::Program => "a program",
+            Self::Link => "a link",
+            Self::Other => "something else",
+        })
+    }
 }
 
 /// What the kernel says of a map (`struct bpf_map_info`), sizes in bytes.
@@ -59,6 +71,14 @@ struct ObjGetAttr {
     pathname: u64,
     bpf_fd: u32,
     file_flags: u32,
+}
+
+#[repr(C)]
+#[derive(Default)]
+struct GetIdAttr {
+    id: u32,
+    next_id: u32,
+    open_flags: u32,
 }
 
 #[repr(C)]
@@ -143,6 +163,23 @@ pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
     };
     // SAFETY: `pathname` is a NUL-terminated string that outlives the call.
     let fd = unsafe { bpf(BPF_OBJ_GET, &mut attr)? };
+    owned(fd)
+}
+
+/// Opens the map with this id for reading only.
+///
+/// # Errors
+/// The error of `BPF_MAP_GET_FD_BY_ID`: `ENOENT` if the map is gone, `EPERM` without
+/// `CAP_SYS_ADMIN`, which the kernel wants for this on top of `CAP_BPF`.
+pub fn open_map_by_id(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = GetIdAttr { id, open_flags: BPF_F_RDONLY, ..GetIdAttr::default() };
+    // SAFETY: the attribute holds no address.
+    let fd = unsafe { bpf(BPF_MAP_GET_FD_BY_ID, &mut attr)? };
+    owned(fd)
+}
+
+/// Takes hold of the descriptor that a command has just returned.
+fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
     // SAFETY: the kernel just returned this descriptor; nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

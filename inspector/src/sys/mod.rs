@@ -7,3 +7,4 @@ pub mod bpf;
 pub mod host;
 pub mod mounts;
 pub mod netlink;
+pub mod signals;

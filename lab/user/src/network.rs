@@ -139,6 +139,11 @@ fn fill(plan: &Plan, namespaces: &BTreeMap<Ns, OwnedFd>) -> Result<(), NetworkEr
         in_namespace(&namespaces[&role], async |handle| host(&handle, lan, role, v4, v6).await)?;
     }
 
+    for pod in plan.pods() {
+        // Before the pod's end of its device is there: a device takes these when it is made.
+        in_namespace(&namespaces[&Ns::Pod(pod.number)], async |_| defaults(true))?;
+    }
+
     let mut tun = None;
     in_namespace(&namespaces[&Ns::Node], async |handle| {
         defaults(false)?;
@@ -520,7 +525,6 @@ async fn device_up(
 
 /// A pod's end: its addresses, and the router behind its device.
 async fn pod_up(handle: &Handle, pod: &Pod, routers: &[IpAddr]) -> Result<(), NetworkError> {
-    defaults(true)?;
     set_up(handle, "lo", 1).await?;
     let index = index_of("eth0")?;
     set_up(handle, "eth0", index).await?;

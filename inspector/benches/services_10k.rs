@@ -1,0 +1,216 @@
+//! Ten thousand services in real kernel maps: the whole process, and the map read alone.
+//!
+//! Run by `cargo xtask bench`. Prints what it measured beside what `cilium-dbg` needed on the same
+//! maps (`timing.txt` of the capture), and fails if a goal is not met. Needs root.
+
+use std::{
+    io::{self, Read},
+    mem::MaybeUninit,
+    os::fd::AsFd,
+    process::{Command, ExitCode, Stdio},
+    time::{Duration, Instant},
+};
+
+use inspector::{
+    collect::{dump, maps},
+    sys::host,
+};
+use inspector_lab::{Capture, Lab};
+
+const CAPTURE: &str = "services-10k";
+const RUNS: usize = 21;
+
+/// A command, its twin of `cilium-dbg`, and how many times faster it has to be.
+const COMMANDS: &[(&str, Option<&str>, Option<f64>)] = &[
+    ("lb list", Some("bpf lb list"), Some(12.0)),
+    ("lb list -o json", Some("bpf lb list -o json"), Some(8.0)),
+    ("service list", Some("service list"), Some(12.0)),
+    ("service list -o json", Some("service list -o json"), Some(8.0)),
+    ("lb list --frontends", Some("bpf lb list --frontends"), None),
+    ("lb list --backends", Some("bpf lb list --backends"), None),
+    ("lb list --revnat", Some("bpf lb list --revnat"), None),
+    ("vip 192.168.2.20", None, None),
+];
+
+/// The goal for `vip`.
+const VIP_GOAL: Duration = Duration::from_millis(25);
+
+/// One run of a process.
+struct Run {
+    wall: Duration,
+    cpu: Duration,
+    /// Largest resident set, KiB.
+    memory: i64,
+    output: usize,
+}
+
+fn run(program: &str, arguments: &str, lab: &Lab) -> Run {
+    let start = Instant::now();
+    #[allow(clippy::zombie_processes, reason = "waited for with wait4, which tells what it used")]
+    let mut child = Command::new(program)
+        .args(arguments.split(' '))
+        .env("INSPECT_BPFFS", lab.bpffs())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program runs");
+    let mut output = Vec::new();
+    child.stdout.take().expect("a pipe").read_to_end(&mut output).expect("its output");
+    let mut usage = MaybeUninit::<libc::rusage>::zeroed();
+    let mut status = 0;
+    let pid = libc::pid_t::try_from(child.id()).expect("a process id");
+    // SAFETY: the child is ours and nobody else waits for it; both pointers are valid.
+    let waited = unsafe { libc::wait4(pid, &raw mut status, 0, usage.as_mut_ptr()) };
+    let wall = start.elapsed();
+    assert_eq!(waited, pid, "{}", io::Error::last_os_error());
+    let code = libc::WEXITSTATUS(status);
+    assert!(libc::WIFEXITED(status) && code != 2 && code < 100, "{arguments}: status {status}");
+    // SAFETY: wait4 has filled it.
+    let usage = unsafe { usage.assume_init() };
+    let time = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec.unsigned_abs())
+            + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
+    Run {
+        wall,
+        cpu: time(usage.ru_utime) + time(usage.ru_stime),
+        memory: usage.ru_maxrss,
+        output: output.len(),
+    }
+}
+
+fn median<T: Ord + Copy>(mut values: Vec<T>) -> T {
+    values.sort_unstable();
+    values[values.len() / 2]
+}
+
+/// Median wall time and largest memory (MiB) of `cilium-dbg COMMAND`, from `timing.txt`.
+fn theirs(timing: &str, command: &str) -> (Duration, f64) {
+    let runs: Vec<(Duration, f64)> = timing
+        .lines()
+        .filter(|line| line.ends_with(&format!(":: cilium-dbg {command}")))
+        .map(|line| {
+            let field = |name: &str| -> f64 {
+                let rest = line.split(name).nth(1).expect(name);
+                let number = rest.split(|c: char| !c.is_ascii_digit() && c != '.').next();
+                number.and_then(|number| number.parse().ok()).expect(name)
+            };
+            (Duration::from_secs_f64(field("wall=")), field("maxrss="))
+        })
+        .collect();
+    assert!(!runs.is_empty(), "timing.txt has no `cilium-dbg {command}`");
+    let memory = runs.iter().map(|run| run.1).fold(f64::INFINITY, f64::min);
+    (median(runs.into_iter().map(|run| run.0).collect()), memory)
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1000.0
+}
+
+#[allow(clippy::cast_precision_loss, reason = "sizes of some megabytes")]
+fn commands(lab: &Lab) -> bool {
+    let timing = Capture::project(CAPTURE)
+        .and_then(|capture| capture.text("timing.txt"))
+        .expect("timings of cilium-dbg");
+    let mut met = true;
+    println!(
+        "{:<22} {:>9} {:>9} {:>9}  {:>11} {:>7}  {:>9} {:>9}  goal",
+        "inspect", "median", "best", "CPU", "cilium-dbg", "faster", "memory", "of theirs"
+    );
+    for &(command, twin, factor) in COMMANDS {
+        let runs: Vec<Run> =
+            (0..RUNS).map(|_| run(env!("CARGO_BIN_EXE_inspect"), command, lab)).collect();
+        let wall = median(runs.iter().map(|run| run.wall).collect());
+        let best = runs.iter().map(|run| run.wall).min().expect("runs");
+        let cpu = median(runs.iter().map(|run| run.cpu).collect());
+        let memory = runs.iter().map(|run| run.memory).max().expect("runs") as f64 / 1024.0;
+        print!(
+            "{command:<22} {:>6.1} ms {:>6.1} ms {:>6.1} ms",
+            milliseconds(wall),
+            milliseconds(best),
+            milliseconds(cpu)
+        );
+        let (goal, good) = if let Some(twin) = twin {
+            let (their_wall, their_memory) = theirs(&timing, twin);
+            let faster = their_wall.as_secs_f64() / wall.as_secs_f64();
+            let share = memory / their_memory;
+            print!(
+                "  {:>8.0} ms {faster:>6.1}x  {memory:>5.1} MiB {:>7.0} %",
+                milliseconds(their_wall),
+                share * 100.0
+            );
+            match factor {
+                Some(factor) => (format!("{factor:.0}x, 20 %"), faster >= factor && share <= 0.2),
+                None => (String::new(), true),
+            }
+        } else {
+            print!("  {:>11} {:>7}  {memory:>5.1} MiB {:>9}", "", "", "");
+            (format!("{} ms", VIP_GOAL.as_millis()), wall < VIP_GOAL)
+        };
+        let word = match (goal.is_empty(), good) {
+            (true, _) => "",
+            (false, true) => ": met",
+            (false, false) => ": NOT MET",
+        };
+        println!("  {goal}{word}");
+        assert!(runs.iter().all(|run| run.output > 100), "{command} printed next to nothing");
+        met &= good;
+    }
+    met
+}
+
+fn read_alone(lab: &Lab) {
+    println!("\nreading the maps alone, {RUNS} times:");
+    let cpus = host::possible_cpus().expect("CPUs");
+    let mut totals = (0, Duration::ZERO, Duration::ZERO);
+    for name in ["cilium_lb4_services_v2", "cilium_lb4_backends_v3", "cilium_lb4_reverse_nat"] {
+        let map = maps::open(lab.bpffs(), name).map_err(|(error, _)| error).expect(name);
+        let time = |read: &dyn Fn() -> dump::Dump| {
+            let mut entries = 0;
+            let times = (0..RUNS).map(|_| {
+                let start = Instant::now();
+                entries = read().entries.len();
+                start.elapsed()
+            });
+            (median(times.collect()), entries)
+        };
+        let (batch, entries) =
+            time(&|| dump::read_batches(map.fd.as_fd(), &map.info, cpus).expect("batches"));
+        let (by_key, _) =
+            time(&|| dump::read_by_key(map.fd.as_fd(), &map.info, cpus).expect("by key"));
+        let each =
+            |total: Duration| total.as_nanos() / u128::try_from(entries).expect("a count").max(1);
+        println!(
+            "  {name:<24} {entries:>6} entries: batches {:>5.1} ms ({} ns each), by key {:>5.1} ms \
+             ({} ns each)",
+            milliseconds(batch),
+            each(batch),
+            milliseconds(by_key),
+            each(by_key)
+        );
+        totals = (totals.0 + entries, totals.1 + batch, totals.2 + by_key);
+    }
+    println!(
+        "  together {} entries: batches {:.1} ms, by key {:.1} ms",
+        totals.0,
+        milliseconds(totals.1),
+        milliseconds(totals.2)
+    );
+}
+
+fn main() -> ExitCode {
+    // `cargo test --benches` runs this too, to see that it builds.
+    if std::env::args().any(|argument| argument == "--test") {
+        return ExitCode::SUCCESS;
+    }
+    let lab = match Lab::builder().project(CAPTURE).up() {
+        Ok(lab) => lab,
+        Err(error) => {
+            eprintln!("no lab: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let met = commands(&lab);
+    read_alone(&lab);
+    if met { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}

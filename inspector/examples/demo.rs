@@ -1,0 +1,85 @@
+//! Three VIPs of a captured Cilium 1.21 node, and what `inspect vip` says of them.
+//!
+//! Run by `cargo xtask demo`. Loads the capture into real kernel maps in a lab of its own, runs the
+//! program on them, and removes the lab, also when it is interrupted. Needs root.
+
+use std::{
+    path::{Path, PathBuf},
+    process::{Command, ExitCode},
+};
+
+use anyhow::{Context, bail, ensure};
+use inspector_lab::{Lab, Ns};
+
+/// A question, the exit code that is right, and what to see in the answer.
+const SHOWN: [(&str, i32, &str); 3] = [
+    (
+        "192.168.2.20",
+        3,
+        "A healthy VIP: two backends, both pods of this node, the reverse NAT entry is there, and \
+         this node answers ARP for it. The maps are right; whether a packet that arrives on eno1 \
+         or wg0 is translated depends on the programs there, so the answer is not yes but \
+         \"cannot be told\" (exit code 3).",
+    ),
+    (
+        "192.168.2.21",
+        1,
+        "The trap: externalTrafficPolicy is Local, the only backend is on another node, and this \
+         node was elected to answer ARP. Clients come here and there is nothing to send them to. \
+         The internal scope has the backend, so a probe from the node itself would succeed and \
+         mislead (exit code 1).",
+    ),
+    (
+        "192.168.2.39",
+        1,
+        "No such Service: the answer says what the node knows of the address instead of a bare \
+         \"not found\" (exit code 1).",
+    ),
+];
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("demo: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> anyhow::Result<()> {
+    let inspect = program()?;
+    let lab = Lab::builder().project("v1.21-tcx").network(true).up()?;
+    println!(
+        "A node in network namespaces, with the maps of a real Cilium 1.21 in {}.",
+        lab.bpffs().display()
+    );
+    for (vip, expected, explanation) in SHOWN {
+        lab.set_agent_alive()?;
+        println!("\n{}\n$ inspect vip {vip}\n", "=".repeat(80));
+        let mut command = Command::new(&inspect);
+        let status = lab
+            .exec_in(Ns::Node, command.args(["vip", vip]))?
+            .status()
+            .with_context(|| format!("cannot start {}", inspect.display()))?;
+        println!("\n--> {explanation}");
+        ensure!(
+            status.code() == Some(expected),
+            "`inspect vip {vip}` ended with {status}, not with exit code {expected}"
+        );
+    }
+    lab.down()?;
+    println!("\n{}\nThe lab is gone; nothing is left behind.", "=".repeat(80));
+    Ok(())
+}
+
+/// The program, which cargo puts one folder above this example.
+fn program() -> anyhow::Result<PathBuf> {
+    let me = std::env::current_exe().context("cannot tell where this program is")?;
+    let folder = me.parent().and_then(Path::parent).context("this program is not in a folder")?;
+    let inspect = folder.join("inspect");
+    if !inspect.is_file() {
+        bail!("{} is not there: run `cargo xtask demo`", inspect.display());
+    }
+    Ok(inspect)
+}

@@ -1,0 +1,40 @@
+//! Holds back signals while something must not be left half done.
+
+use std::{mem::MaybeUninit, ptr};
+
+/// Signals that end the process when nobody handles them and that a user or a service manager
+/// sends.
+const ENDING: [libc::c_int; 4] = [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM];
+
+/// While this lives, the signals that end a process wait (on this thread, which must be the only
+/// one that does not hold them back). They arrive when it is dropped.
+#[must_use]
+pub struct Held {
+    before: libc::sigset_t,
+}
+
+/// Starts to hold signals back.
+pub fn hold() -> Held {
+    let mut ending = MaybeUninit::uninit();
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: `sigemptyset` initialises the set that the others change and read; both sets outlive
+    // the calls, and the last one writes all of `before`. None of them fails with valid signals.
+    unsafe {
+        libc::sigemptyset(ending.as_mut_ptr());
+        for signal in ENDING {
+            libc::sigaddset(ending.as_mut_ptr(), signal);
+        }
+        libc::sigemptyset(before.as_mut_ptr());
+        libc::pthread_sigmask(libc::SIG_BLOCK, ending.as_ptr(), before.as_mut_ptr());
+        Held { before: before.assume_init() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        // SAFETY: the set was written by `pthread_sigmask`; nobody wants the present one.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.before, ptr::null_mut());
+        }
+    }
+}
