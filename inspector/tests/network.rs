@@ -251,7 +251,7 @@ fn what_keeps_a_packet_from_arriving_is_told_apart() {
             ("10.99.0.1", "0", false),
         ] {
             fs::write("/proc/sys/net/ipv4/conf/wg0/rp_filter", rp_filter).expect("sysctl");
-            elsewhere.sources.insert(wg0, ip(source));
+            elsewhere.sources.insert(wg0, vec![ip(source)]);
             let network = read(&elsewhere);
             let answer = route(&network, "192.168.2.20", Some("wg0"));
             if filtered {
@@ -266,7 +266,7 @@ fn what_keeps_a_packet_from_arriving_is_told_apart() {
             assert_eq!(network.routes.len(), 2, "the node's own and the one device");
         }
 
-        elsewhere.sources.insert(wg0, ip("127.0.0.7"));
+        elsewhere.sources.insert(wg0, vec![ip("127.0.0.7")]);
         let refused = route(&read(&elsewhere), "192.168.2.20", Some("wg0")).unwrap_err();
         assert!(refused.starts_with("martian: no packet from 127.0.0.7"), "{refused}");
     });
@@ -407,19 +407,21 @@ fn many_devices_and_neighbours_are_all_read() {
     node.run(|| {
         let folder = tempfile::tempdir().expect("a folder");
         let file = folder.path().join("batch");
-        let mut lines = String::from("link add sw type bridge\nlink set sw up\n");
-        for number in 0..100 {
-            lines += &format!("link add a{number} type veth peer name b{number}\n");
-            lines += &format!("link set a{number} up\nlink set b{number} up\n");
-            lines += &format!("addr add 10.{number}.0.1/24 dev a{number}\n");
-        }
-        for number in 0..2000 {
+        let mut lines = vec!["link add sw type bridge\nlink set sw up".to_owned()];
+        lines.extend((0..100).map(|number| {
+            format!(
+                "link add a{number} type veth peer name b{number}\n\
+                 link set a{number} up\nlink set b{number} up\n\
+                 addr add 10.{number}.0.1/24 dev a{number}"
+            )
+        }));
+        lines.extend((0..2000).map(|number| {
             let (high, low) = (number / 200, number % 200 + 10);
-            lines += &format!(
-                "neigh add 10.{high}.0.{low} lladdr 02:00:00:00:00:01 dev a{high} nud permanent\n"
-            );
-        }
-        fs::write(&file, lines).expect("write");
+            format!(
+                "neigh add 10.{high}.0.{low} lladdr 02:00:00:00:00:01 dev a{high} nud permanent"
+            )
+        }));
+        fs::write(&file, lines.join("\n")).expect("write");
         run(&format!("ip -batch {}", file.display()));
 
         let network = read(&question("10.3.0.17", &["10.9.0.209"]));

@@ -1,7 +1,7 @@
 //! `inspect vip`
 
 use inspector::{
-    collect::Question,
+    collect::{self, Question},
     evidence::file::Document,
     judge::{
         self, Judgement, Served,
@@ -18,7 +18,12 @@ use super::{
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
-    let loaded = Loaded::new(Question::Vip(args.vip), options)?;
+    let node = collect::Options {
+        state: args.state.clone(),
+        agent: args.agent.clone(),
+        ..collect::Options::new(Question::Vip(args.vip))
+    };
+    let loaded = Loaded::load(node, options)?;
     let judgement = judge::judge_question(loaded.evidence(), args.vip)?;
     let verdict = serde_json::to_value(&judgement.verdict)?;
     // The document (and its hash) costs as much as all the rest: made only where it is used.

@@ -11,6 +11,7 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
+    thread,
     time::SystemTime,
 };
 
@@ -20,7 +21,10 @@ use crate::{
         Bpffs, Device, Evidence, Host, MapRecord, SCHEMA, SCHEMA_MINOR, Source, SourceStatus,
         Subject, Time, Tool, VipQuery,
     },
-    sys::host,
+    sys::{
+        host,
+        netns::{Netns, NetnsError},
+    },
 };
 use maps::{MapError, OpenMap};
 
@@ -33,6 +37,20 @@ pub struct Options {
     pub question: Question,
     /// Arguments of the program, to be kept in the evidence.
     pub arguments: Vec<String>,
+    /// The network namespace to read, instead of that of this thread.
+    pub netns: Option<Netns>,
+    /// The agent's state directory, if it is not the usual one.
+    pub state: Option<PathBuf>,
+    /// The socket of the agent's API, if the agent is to be asked for its frontends.
+    pub agent: Option<PathBuf>,
+}
+
+impl Options {
+    /// A question to this node, with everything where it usually is.
+    #[must_use]
+    pub fn new(question: Question) -> Self {
+        Self { bpffs: None, question, arguments: Vec::new(), netns: None, state: None, agent: None }
+    }
 }
 
 /// A question to the node.
@@ -101,6 +119,9 @@ pub enum CollectError {
     /// No map could be opened for want of privilege.
     #[error("cannot read Cilium's maps: {0}")]
     Permission(MapError),
+    /// The network namespace could not be entered.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
     /// The number of CPUs could not be told.
     #[error("cannot tell the number of CPUs: {0}")]
     Cpus(io::Error),
@@ -115,6 +136,7 @@ impl CollectError {
     pub fn is_permission(&self) -> bool {
         match self {
             Self::Permission(_) => true,
+            Self::Netns(error) => error.is_permission(),
             Self::Bpffs { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => false,
         }
@@ -163,12 +185,20 @@ const VIP_KINDS: &[MapKind] = &[
 /// Reads the node.
 ///
 /// # Errors
-/// [`CollectError`] if nothing could be read; a single map that could not is told of in the
-/// evidence instead.
+/// [`CollectError`] if nothing could be read; a single map, or a part of the network, that could
+/// not is told of in the evidence instead.
 pub fn node(options: &Options) -> Result<Evidence, CollectError> {
     if cfg!(target_endian = "big") {
         return Err(CollectError::BigEndian);
     }
+    match &options.netns {
+        Some(netns) => netns.run(|| here(options))?,
+        None => here(options),
+    }
+}
+
+/// Reads the node, with the network namespace of this thread.
+fn here(options: &Options) -> Result<Evidence, CollectError> {
     let started = SystemTime::now();
     let cpus = host::possible_cpus().map_err(CollectError::Cpus)?;
     let bpffs = bpffs::find(options.bpffs.as_deref())?;
@@ -177,14 +207,40 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let (mut records, mut sources) = read_maps(read, &plan, &options.question, cpus)?;
+    // What the maps name is asked of the network when they were read, all else beside them.
+    let (snapshot, maps) = thread::scope(|scope| {
+        let snapshot = matches!(options.question, Question::Vip(_))
+            .then(|| scope.spawn(network::Snapshot::take));
+        let maps = read_maps(read, &plan, &options.question, cpus);
+        let snapshot = snapshot
+            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        (snapshot, maps)
+    });
+    let (mut records, mut sources) = maps?;
     let (maglev, unread) = select::maglev_tables(&records, cpus);
     sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
+    let devices = devices(read, &records, |ifindex| match &snapshot {
+        Some(snapshot) => snapshot.device_name(ifindex).map(ToOwned::to_owned),
+        None => host::interface_name(ifindex),
+    });
+    let mut network = None;
     if let Question::Vip(query) = &options.question {
+        if let Some(snapshot) = snapshot {
+            let question = network::NetworkQuestion {
+                state: options.state.clone(),
+                agent: options.agent.clone(),
+                ..select::network_question(&records, query.address)
+            };
+            let (mut found, more) = snapshot.answer(&question);
+            if let Some(namespace) = &mut found.namespace {
+                namespace.chosen = options.netns.as_ref().map(ToString::to_string);
+            }
+            network = Some(found);
+            sources.extend(more);
+        }
         select::keep(&mut records, query.address, &maglev);
     }
-    let devices = devices(read, &records);
     Ok(Evidence {
         schema: SCHEMA.to_owned(),
         minor: SCHEMA_MINOR,
@@ -217,7 +273,7 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         maglev,
         maps: records,
         attachments: None,
-        network: None,
+        network,
         sources,
         verdict: None,
     })
@@ -302,11 +358,11 @@ fn read_maps(
             }),
         })
         .collect();
-    sources.extend(["programs per device", "routes and neighbours"].map(|what| Source {
-        what: what.to_owned(),
+    sources.push(Source {
+        what: "programs per device".to_owned(),
         status: SourceStatus::NotAttempted,
-        reason: Some("this version reads Cilium's maps only".to_owned()),
-    }));
+        reason: Some("this version does not read them".to_owned()),
+    });
     Ok((records, sources))
 }
 
@@ -318,7 +374,7 @@ fn read_all<'a>(open: impl Iterator<Item = &'a OpenMap>, cpus: usize) -> Vec<Map
     let read = |maps: Vec<&OpenMap>| -> Vec<MapRecord> {
         maps.into_iter().map(|map| or_failed(map, map.read(cpus))).collect()
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let services = scope.spawn(|| read(services));
         let mut records = read(rest);
         match services.join() {
@@ -338,7 +394,11 @@ fn or_failed(map: &OpenMap, result: Result<MapRecord, MapError>) -> MapRecord {
 }
 
 /// Devices that pins and maps name, with the names that they have here and now.
-fn devices(bpffs: &Bpffs, records: &[MapRecord]) -> Vec<Device> {
+fn devices(
+    bpffs: &Bpffs,
+    records: &[MapRecord],
+    name: impl Fn(u32) -> Option<String>,
+) -> Vec<Device> {
     let mut named: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for pin in &bpffs.pins {
         if let Some(index) = pin.strip_prefix("cilium_calls_netdev_")
@@ -371,10 +431,6 @@ fn devices(bpffs: &Bpffs, records: &[MapRecord]) -> Vec<Device> {
     }
     named
         .into_iter()
-        .map(|(ifindex, named_by)| Device {
-            ifindex,
-            name: host::interface_name(ifindex),
-            named_by,
-        })
+        .map(|(ifindex, named_by)| Device { ifindex, name: name(ifindex), named_by })
         .collect()
 }

@@ -24,8 +24,11 @@ pub struct Network {
     pub proxy_routes: Vec<String>,
     /// Rules that hand packets with a proxy mark to a local socket (TPROXY), by proxy port.
     pub tproxy: Vec<Tproxy>,
-    /// Local sockets that listen, of the proxy ports that frontends name.
+    /// Of the proxy ports that frontends name, those at which a TCP socket listens.
     pub listening: Vec<u16>,
+    /// Of the same, those at which a UDP socket receives.
+    #[serde(default)]
+    pub listening_udp: Vec<u16>,
     /// Sysctls by name: `net.ipv4.ip_forward`, `net.ipv4.conf.wg0.rp_filter`, …; a dot in a
     /// device's name stays a dot.
     pub sysctls: BTreeMap<String, i64>,
@@ -33,7 +36,9 @@ pub struct Network {
     pub wireguard: Vec<WireGuard>,
     /// Macros of `node_config.h` that decide at run time, where the agent's state is there.
     pub node_config: BTreeMap<String, String>,
-    /// Frontends that the agent has, where it was asked.
+    /// Frontends that the agent has with the VIP as address, where it was asked:
+    /// `192.168.2.20:443/TCP`, with `/i` behind it in the internal scope; without a protocol where
+    /// the agent does not tell it (before Cilium 1.17).
     #[serde(default)]
     pub agent_frontends: Option<Vec<String>>,
 }

@@ -7,4 +7,5 @@ pub mod bpf;
 pub mod host;
 pub mod mounts;
 pub mod netlink;
+pub mod netns;
 pub mod signals;

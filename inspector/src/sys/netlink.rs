@@ -65,6 +65,11 @@ pub enum NetlinkError {
 }
 
 impl NetlinkError {
+    /// The kernel's refusal of a request.
+    pub(crate) fn refused(request: Request, number: i32) -> Self {
+        Self::Refused { request, source: io::Error::from_raw_os_error(number) }
+    }
+
     /// The number of the error that the kernel gave.
     #[must_use]
     pub fn errno(&self) -> Option<i32> {
@@ -176,7 +181,7 @@ impl Netlink {
                     // The end of a dump carries an error number of its own.
                     DONE | ERROR => match error_of(message.body) {
                         0 => return Ok(steady),
-                        number => return Err(refused(request, number)),
+                        number => return Err(NetlinkError::refused(request, number)),
                     },
                     _ => each(message.body),
                 }
@@ -244,10 +249,6 @@ impl Netlink {
 
 fn call(call: &'static str) -> impl FnOnce(io::Error) -> NetlinkError {
     move |source| NetlinkError::Call { call, source }
-}
-
-fn refused(request: Request, number: i32) -> NetlinkError {
-    NetlinkError::Refused { request, source: io::Error::from_raw_os_error(number) }
 }
 
 /// The error of a `NLMSG_ERROR` or `NLMSG_DONE`, as a positive number; 0 is none.

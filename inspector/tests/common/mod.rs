@@ -70,8 +70,7 @@ pub fn stdout(output: &Output) -> &str {
 pub fn judge(lab: &Lab, vip: VipQuery) -> Judgement {
     let evidence = collect::node(&Options {
         bpffs: Some(lab.bpffs().to_owned()),
-        question: Question::Vip(vip),
-        arguments: Vec::new(),
+        ..Options::new(Question::Vip(vip))
     })
     .expect("the lab's maps can be read");
     judge::judge(&evidence).expect("evidence about a VIP")

@@ -6,13 +6,21 @@
 //! for the routes of a VIP and of its backends, which are known only when the maps were read, and
 //! keeps of the rest what matters for them.
 
+pub mod agent;
+mod listening;
+pub mod node_config;
 mod rtnetlink;
+mod tool;
+mod tproxy;
+mod wireguard;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::unix::fs::MetadataExt,
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
 };
 
 use rtnetlink::{AF_INET, AF_INET6, Device, RawNeighbour, RouteQuestion};
@@ -20,7 +28,7 @@ use rtnetlink::{AF_INET, AF_INET6, Device, RawNeighbour, RouteQuestion};
 use crate::{
     evidence::{
         Source, SourceStatus,
-        network::{Link, Namespace, Network, Route, RouteAnswer, Rule},
+        network::{Link, Namespace, Network, Route, RouteAnswer, Rule, WireGuard},
     },
     sys::netlink::{Netlink, NetlinkError},
 };
@@ -48,7 +56,11 @@ pub struct NetworkQuestion {
     pub inputs: Option<BTreeSet<u32>>,
     /// Source addresses of packets that arrive on devices of which the kernel does not tell: the
     /// pods' addresses, by the interface index of the pods' devices.
-    pub sources: BTreeMap<u32, IpAddr>,
+    pub sources: BTreeMap<u32, Vec<IpAddr>>,
+    /// The agent's state directory, if it is not the usual one ([`node_config::STATE`]).
+    pub state: Option<PathBuf>,
+    /// The socket of the agent's API, if the agent is to be asked.
+    pub agent: Option<PathBuf>,
 }
 
 /// Reads the network.
@@ -69,6 +81,7 @@ pub struct Snapshot {
     rules: Vec<Rule>,
     proxy_routes: Vec<String>,
     sysctls: BTreeMap<String, i64>,
+    wireguard: Vec<WireGuard>,
     sources: Vec<Source>,
 }
 
@@ -86,6 +99,7 @@ impl Snapshot {
             }
         }
         this.read_sysctls();
+        this.read_wireguard();
         this
     }
 
@@ -164,6 +178,23 @@ impl Snapshot {
         });
     }
 
+    fn read_wireguard(&mut self) {
+        let ifindexes: Vec<u32> = self
+            .devices
+            .iter()
+            .filter(|device| device.link.kind.as_deref() == Some("wireguard"))
+            .map(|device| device.link.ifindex)
+            .collect();
+        if ifindexes.is_empty() {
+            let reason = "there is no WireGuard device".to_owned();
+            self.sources.push(source("WireGuard", SourceStatus::Absent, Some(reason)));
+            return;
+        }
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let devices = wireguard::devices(&ifindexes, now);
+        self.wireguard = self.told("WireGuard", devices).unwrap_or_default();
+    }
+
     /// The name of a device.
     #[must_use]
     pub fn device_name(&self, ifindex: u32) -> Option<&str> {
@@ -178,17 +209,30 @@ impl Snapshot {
     pub fn answer(mut self, question: &NetworkQuestion) -> (Network, Vec<Source>) {
         let routes = self.routes(question);
         let neighbours = self.wanted_neighbours(question, &routes);
-        let Self { namespace, devices, neighbours: _, rules, proxy_routes, sysctls, sources } =
-            self;
+        let mut network = Network { routes, ..Network::default() };
+        read_proxies(&question.proxy_ports, &mut network, &mut self.sources);
+        let state = question.state.as_deref().unwrap_or(Path::new(node_config::STATE));
+        read_node_config(state, &mut network, &mut self.sources);
+        read_agent(question, &mut network, &mut self.sources);
+        let Self {
+            namespace,
+            devices,
+            neighbours: _,
+            rules,
+            proxy_routes,
+            sysctls,
+            wireguard,
+            sources,
+        } = self;
         let network = Network {
             namespace,
             links: devices.into_iter().map(|device| device.link).collect(),
-            routes,
             neighbours: neighbours.into_iter().map(Into::into).collect(),
             rules,
             proxy_routes,
             sysctls,
-            ..Network::default()
+            wireguard,
+            ..network
         };
         (network, sources)
     }
@@ -276,7 +320,7 @@ impl Snapshot {
             .filter(arrives)
             .flat_map(|device| {
                 let ifindex = device.link.ifindex;
-                let given = question.sources.get(&ifindex).copied();
+                let given = question.sources.get(&ifindex).map_or(&[][..], Vec::as_slice);
                 [NOBODY_V4, NOBODY_V6].map(|nobody| {
                     let fits = |address: &IpAddr| {
                         address.is_ipv4() == nobody.is_ipv4()
@@ -284,13 +328,31 @@ impl Snapshot {
                             && question.vip != Some(*address)
                     };
                     let source = given
-                        .filter(fits)
-                        .or_else(|| device.peers.iter().copied().find(fits))
+                        .iter()
+                        .chain(&device.peers)
+                        .copied()
+                        .find(fits)
+                        .or_else(|| self.wireguard_peer(ifindex, fits))
                         .or_else(|| neighbour_in_network(&device.link, fits));
                     (ifindex, source.unwrap_or(nobody))
                 })
             })
             .collect()
+    }
+
+    /// An address that a peer of a WireGuard device may have: from any other, WireGuard itself
+    /// would take no packet.
+    fn wireguard_peer(&self, ifindex: u32, fits: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+        let device = self.wireguard.iter().find(|device| device.ifindex == ifindex)?;
+        device.peers.iter().flat_map(|peer| &peer.allowed).find_map(|allowed| {
+            let (address, prefix) = allowed.split_once('/')?;
+            let (address, prefix) = (address.parse().ok()?, prefix.parse().ok()?);
+            let whole = if IpAddr::is_ipv4(&address) { 32 } else { 128 };
+            if prefix == whole {
+                return Some(address).filter(&fits);
+            }
+            host_in_network(address, prefix, &fits)
+        })
     }
 
     /// Turns the kernel's answers into words.
@@ -386,31 +448,100 @@ impl Snapshot {
 
 /// An address that a host on the link could have, from the networks of its addresses.
 fn neighbour_in_network(link: &Link, fits: impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
-    /// As many addresses are tried: the node's own are few.
-    const TRIED: u32 = 64;
+    rtnetlink::networks(link).find_map(|(address, prefix)| host_in_network(address, prefix, &fits))
+}
 
-    rtnetlink::networks(link).find_map(|(address, prefix)| match address {
+/// The address of a host in the network of `address`; a network of one has none, and the link-local
+/// one of IPv6 is no network of its own.
+fn host_in_network(address: IpAddr, prefix: u8, fits: &impl Fn(&IpAddr) -> bool) -> Option<IpAddr> {
+    /// As many addresses are tried: the node's own are few.
+    const TRIED: usize = 64;
+
+    match address {
         IpAddr::V4(address) => {
-            let size = 1_u32.checked_shl(32 - u32::from(prefix)).unwrap_or(u32::MAX);
-            let network = address.to_bits() & !(size.wrapping_sub(1));
+            let host_bits = u32::from(32_u8.checked_sub(prefix)?);
+            let mask = 1_u32.checked_shl(host_bits).map_or(u32::MAX, |size| size - 1);
+            let network = address.to_bits() & !mask;
             // The first and the last are the network's own, except in one of two (RFC 3021).
-            let hosts = if size == 2 { 0..2 } else { 1..size.saturating_sub(1) };
-            hosts
-                .take(TRIED as usize)
-                .map(|host| IpAddr::from(Ipv4Addr::from_bits(network.wrapping_add(host))))
-                .find(&fits)
+            let hosts = if mask == 1 { 0..2 } else { 1..mask };
+            let hosts = hosts.take(TRIED).map(|host| Ipv4Addr::from_bits(network | host).into());
+            hosts.into_iter().find(fits)
         }
         IpAddr::V6(address) if !address.is_unicast_link_local() => {
-            let size = 1_u128.checked_shl(128 - u32::from(prefix)).unwrap_or(u128::MAX);
-            let network = address.to_bits() & !(size.wrapping_sub(1));
+            let host_bits = u32::from(128_u8.checked_sub(prefix)?);
+            let mask = 1_u128.checked_shl(host_bits).map_or(u128::MAX, |size| size - 1);
+            let network = address.to_bits() & !mask;
             // The first is the routers' anycast address.
-            (1..size)
-                .take(TRIED as usize)
-                .map(|host| IpAddr::from(Ipv6Addr::from_bits(network.wrapping_add(host))))
-                .find(&fits)
+            let hosts = (1..=mask).take(TRIED);
+            hosts.map(|host| Ipv6Addr::from_bits(network | host).into()).find(fits)
         }
         IpAddr::V6(_) => None,
-    })
+    }
+}
+
+/// Reads what stands between a marked packet and the proxy of an L7 frontend.
+fn read_proxies(ports: &BTreeSet<u16>, network: &mut Network, sources: &mut Vec<Source>) {
+    const RULES: &str = "TPROXY rules";
+    const SOCKETS: &str = "listening sockets";
+    if ports.is_empty() {
+        let reason = "no frontend has a proxy port";
+        sources.extend(
+            [RULES, SOCKETS]
+                .map(|what| source(what, SourceStatus::NotAttempted, Some(reason.to_owned()))),
+        );
+        return;
+    }
+    let found = tproxy::read();
+    network.tproxy = found.rules;
+    sources.push(source(RULES, found.status, found.reason));
+    let listening = listening::tcp(ports).and_then(|tcp| Ok((tcp, listening::udp(ports)?)));
+    match listening {
+        Ok((tcp, udp)) => {
+            network.listening = tcp;
+            network.listening_udp = udp;
+            sources.push(source(SOCKETS, SourceStatus::Complete, None));
+        }
+        Err(error) => {
+            let reason = format!("cannot read /proc/thread-self/net: {error}");
+            sources.push(source(SOCKETS, SourceStatus::Failed, Some(reason)));
+        }
+    }
+}
+
+/// Reads what the datapath was compiled with.
+fn read_node_config(state: &Path, network: &mut Network, sources: &mut Vec<Source>) {
+    let what = "node_config.h";
+    sources.push(match node_config::read(state) {
+        Ok(Some(macros)) => {
+            network.node_config = macros;
+            source(what, SourceStatus::Complete, None)
+        }
+        Ok(None) => {
+            let reason = format!("there is none below {}", state.display());
+            source(what, SourceStatus::Absent, Some(reason))
+        }
+        Err(error) => {
+            let reason = format!("cannot read it below {}: {error}", state.display());
+            source(what, SourceStatus::Failed, Some(reason))
+        }
+    });
+}
+
+/// Asks the agent, if that is wanted.
+fn read_agent(question: &NetworkQuestion, network: &mut Network, sources: &mut Vec<Source>) {
+    let what = "agent's services";
+    let (Some(socket), Some(vip)) = (&question.agent, question.vip) else {
+        let reason = "it is asked with --agent".to_owned();
+        sources.push(source(what, SourceStatus::NotAttempted, Some(reason)));
+        return;
+    };
+    match agent::frontends(socket, vip) {
+        Ok(frontends) => {
+            network.agent_frontends = Some(frontends);
+            sources.push(source(what, SourceStatus::Complete, None));
+        }
+        Err(error) => sources.push(failed(what, &error)),
+    }
 }
 
 /// The network namespace of this thread.

@@ -248,22 +248,22 @@ fn rule(message: &[u8]) -> Option<Rule> {
     /// The action of a rule that looks a table up.
     const FR_ACT_TO_TBL: u8 = 1;
 
-    let (mut priority, mut value_of_mark, mut mask) = (0, None, None);
+    let (mut priority, mut wanted, mut bits) = (0, None, None);
     // Before FRA_TABLE there were eight bits for it.
     let mut table = u32::from(*message.get(4)?);
     for (kind, value) in attributes(message.get(FIB_RULE_HDR..)?) {
         match kind {
             FRA_PRIORITY => priority = u32_at(value, 0)?,
-            FRA_FWMARK => value_of_mark = u32_at(value, 0),
-            FRA_FWMASK => mask = u32_at(value, 0),
+            FRA_FWMARK => wanted = u32_at(value, 0),
+            FRA_FWMASK => bits = u32_at(value, 0),
             FRA_TABLE => table = u32_at(value, 0)?,
             _ => {}
         }
     }
     // The kernel writes a mark only if it is not 0, and a mask wherever there is either.
-    let mark = match (value_of_mark, mask) {
+    let mark = match (wanted, bits) {
         (None, None | Some(0)) => None,
-        (value, mask) => Some((value.unwrap_or_default(), mask.unwrap_or(u32::MAX))),
+        (wanted, bits) => Some((wanted.unwrap_or_default(), bits.unwrap_or(u32::MAX))),
     };
     Some(Rule {
         ipv6: message[0] == AF_INET6,
