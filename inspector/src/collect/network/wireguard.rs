@@ -135,3 +135,113 @@ fn allowed(attributes_of_it: &[u8]) -> Option<String> {
     let bytes = <[u8; 16]>::try_from(address).ok()?;
     Some(format!("{}/{prefix}", Ipv6Addr::from(bytes)))
 }
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::Emitable;
+    use netlink_packet_wireguard::{
+        WireguardAddressFamily, WireguardAllowedIp, WireguardAllowedIpAttr as Allowed,
+        WireguardAttribute as Attribute, WireguardCmd, WireguardMessage, WireguardPeer as Peer,
+        WireguardPeerAttribute as PeerAttribute, WireguardTimeSpec,
+    };
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(1_796_067_800);
+
+    fn network(family: WireguardAddressFamily, address: &str, prefix: u8) -> WireguardAllowedIp {
+        WireguardAllowedIp(vec![
+            Allowed::Cidr(prefix),
+            Allowed::Family(family),
+            Allowed::IpAddr(address.parse().unwrap()),
+        ])
+    }
+
+    /// A message as the kernel sends it, without its generic header.
+    fn message(attributes: Vec<Attribute>) -> Vec<u8> {
+        let message = WireguardMessage { cmd: WireguardCmd::GetDevice, attributes };
+        let mut bytes = vec![0; message.buffer_len()];
+        message.emit(&mut bytes);
+        bytes
+    }
+
+    /// A device with a peer that was heard of, as in the capture of 1.13, and one that was not;
+    /// the first one's addresses go on in the second message.
+    fn messages() -> [Vec<u8>; 2] {
+        use WireguardAddressFamily::{Ipv4, Ipv6};
+        let heard = Peer(vec![
+            PeerAttribute::PublicKey([0xa1; 32]),
+            PeerAttribute::PresharedKey([0xa2; 32]),
+            PeerAttribute::LastHandshake(WireguardTimeSpec {
+                seconds: 1_796_067_744,
+                nano_seconds: 5,
+            }),
+            PeerAttribute::PersistentKeepalive(25),
+            PeerAttribute::TxBytes(35_560),
+            PeerAttribute::RxBytes(37_928),
+            PeerAttribute::Endpoint("192.168.2.60:51433".parse().unwrap()),
+            PeerAttribute::AllowedIps(vec![network(Ipv4, "10.90.0.2", 32)]),
+        ]);
+        let rest = Peer(vec![
+            PeerAttribute::PublicKey([0xa1; 32]),
+            PeerAttribute::AllowedIps(vec![network(Ipv6, "fd00:90::2", 128)]),
+        ]);
+        let silent = Peer(vec![
+            PeerAttribute::PublicKey([0xa3; 32]),
+            PeerAttribute::LastHandshake(WireguardTimeSpec { seconds: 0, nano_seconds: 0 }),
+            PeerAttribute::TxBytes(0),
+            PeerAttribute::RxBytes(0),
+            PeerAttribute::AllowedIps(vec![network(Ipv4, "10.91.0.0", 16)]),
+        ]);
+        [
+            message(vec![
+                Attribute::ListenPort(51820),
+                Attribute::Fwmark(0),
+                Attribute::IfIndex(3),
+                Attribute::IfName("wg0".to_owned()),
+                Attribute::PrivateKey([0xa4; 32]),
+                Attribute::PublicKey([0xa5; 32]),
+                Attribute::Peers(vec![heard]),
+            ]),
+            message(vec![Attribute::Peers(vec![rest, silent])]),
+        ]
+    }
+
+    #[test]
+    fn peers_are_read_across_messages_and_keys_are_not() {
+        let mut device = None;
+        for message in messages() {
+            add(&mut device, &message, NOW);
+        }
+        let device = device.unwrap();
+        let heard = WireGuardPeer {
+            endpoint: true,
+            handshake_s: Some(56),
+            received: 37_928,
+            sent: 35_560,
+            allowed: vec!["10.90.0.2/32".to_owned(), "fd00:90::2/128".to_owned()],
+        };
+        let silent = WireGuardPeer {
+            endpoint: false,
+            handshake_s: None,
+            received: 0,
+            sent: 0,
+            allowed: vec!["10.91.0.0/16".to_owned()],
+        };
+        assert_eq!(device, WireGuard { ifindex: 3, peers: vec![heard, silent] });
+        let kept = serde_json::to_string(&device).unwrap();
+        for key in ["161", "162", "163", "164", "165", "a1a1", "oaGh"] {
+            assert!(!kept.contains(key), "{kept}");
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_cut_short_does_no_harm() {
+        let [first, second] = messages();
+        for length in 0..first.len() {
+            let mut device = None;
+            add(&mut device, &first[..length], NOW);
+            add(&mut device, &second[..length.min(second.len())], NOW);
+        }
+    }
+}
