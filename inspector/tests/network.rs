@@ -52,10 +52,11 @@ fn question(vip: &str, backends: &[&str]) -> NetworkQuestion {
     }
 }
 
-/// Collects; every part must have been read completely.
+/// Collects; what the kernel tells of routing must have been read completely.
 fn read(question: &NetworkQuestion) -> Network {
     let (network, sources) = collect(question);
-    for source in sources {
+    for what in ["links", "neighbours", "rules", "table 2004", "routes", "sysctls"] {
+        let source = sources.iter().find(|source| source.what == what).expect(what);
         assert_eq!(source.status, SourceStatus::Complete, "{source:?}");
     }
     network

@@ -41,6 +41,12 @@ pub enum Command {
         #[command(subcommand)]
         list: LbCommand,
     },
+    /// Show which programs are attached where, and which of them load-balance from the pinned maps.
+    ///
+    /// SERVICES says whether a program reaches the pinned services map, itself or through a tail
+    /// call; `-` marks programs that services do not concern. Exit codes: 0 nothing is wrong, 1
+    /// something is, 3 the devices cannot be asked.
+    Datapath(DatapathArgs),
     /// Work on saved evidence; needs no root and no Cilium.
     Evidence {
         /// What to do with it.
@@ -123,8 +129,22 @@ pub struct VipArgs {
     /// State directory of Cilium's agent, instead of /var/run/cilium/state.
     #[arg(long, value_name = "PATH")]
     pub state: Option<PathBuf>,
+    /// Only these devices, instead of all from which clients' packets can come.
+    #[arg(long, value_name = "DEV", value_delimiter = ',')]
+    pub via: Vec<String>,
+    /// As seen by a client with this address: source ranges depend on it.
+    #[arg(long, value_name = "ADDR")]
+    pub source: Option<std::net::IpAddr>,
     #[command(flatten)]
     pub expect: Expect,
+}
+
+/// Arguments of `datapath`.
+#[derive(Debug, Args)]
+pub struct DatapathArgs {
+    /// Show the socket hooks that are in force for this process too.
+    #[arg(long)]
+    pub pid: Option<u32>,
 }
 
 /// Expectations.

@@ -95,6 +95,7 @@ fn summary(document: &Document, out: &mut dyn io::Write) -> io::Result<()> {
     match subject {
         Subject::Vip(vip) => writeln!(out, "Question   what is programmed for {vip}")?,
         Subject::Tables => writeln!(out, "Question   the load balancer's tables")?,
+        Subject::Datapath { .. } => writeln!(out, "Question   which programs are attached where")?,
     }
     writeln!(out, "Node       {}, kernel {}, {}", host.name, host.kernel, host.architecture)?;
     writeln!(out, "Boot       {}", host.boot_id)?;

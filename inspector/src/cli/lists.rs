@@ -65,6 +65,13 @@ fn load(kinds: &[MapKind], options: &Resolved) -> anyhow::Result<Tables> {
             path.display()
         );
     }
+    if let (Some(path), Subject::Datapath { .. }) = (&options.from, &evidence.subject) {
+        bail!(
+            "{} holds attached programs and no map entries: show it with `inspect datapath --from \
+             FILE`",
+            path.display()
+        );
+    }
     for kind in kinds {
         let there = evidence.maps.iter().any(|map| {
             map.problem.is_some() || map.kind().is_some_and(|(found, _, _)| found == *kind)

@@ -69,6 +69,13 @@ impl Loaded {
         }
     }
 
+    /// Narrows the question to some devices.
+    pub fn narrow(&mut self, via: &[String]) {
+        if let Self::Node(evidence) = self {
+            evidence.via = via.to_vec();
+        }
+    }
+
     /// As a document; what a file held is kept unchanged.
     pub fn into_document(self, verdict: Option<serde_json::Value>) -> Document {
         match self {

@@ -5,6 +5,7 @@ pub mod bpffs;
 pub mod dump;
 pub mod maps;
 pub mod network;
+pub mod programs;
 mod select;
 
 use std::{
@@ -27,6 +28,8 @@ use crate::{
     },
 };
 use maps::{MapError, OpenMap};
+use network::NetworkQuestion;
+use programs::CgroupSubject;
 
 /// What to collect, and where.
 #[derive(Debug, Clone)]
@@ -60,6 +63,25 @@ pub enum Question {
     Vip(VipQuery),
     /// All entries of the maps of these kinds.
     Tables(Vec<MapKind>),
+    /// Which programs are attached where, and which maps they reach.
+    Datapath {
+        /// A process whose socket hooks are asked for, beside those of the root and of this one.
+        pid: Option<u32>,
+    },
+}
+
+impl Question {
+    /// The cgroups whose socket hooks the answer needs; none if it needs no programs.
+    fn cgroups(&self) -> Vec<CgroupSubject> {
+        let pid = match self {
+            Self::Tables(_) => return Vec::new(),
+            Self::Vip(_) => None,
+            Self::Datapath { pid } => *pid,
+        };
+        let mut subjects = vec![CgroupSubject::Root, CgroupSubject::Own];
+        subjects.extend(pid.map(CgroupSubject::Process));
+        subjects
+    }
 }
 
 /// Why nothing could be collected.
@@ -207,16 +229,25 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    // What the maps name is asked of the network when they were read, all else beside them.
-    let (snapshot, maps) = thread::scope(|scope| {
-        let snapshot = matches!(options.question, Question::Vip(_))
+    let cgroups = options.question.cgroups();
+    // What the maps name is asked of the network when they were read, all else beside them; the
+    // threads are in the network namespace of this one.
+    let (snapshot, maps, programs) = thread::scope(|scope| {
+        let snapshot = (!matches!(options.question, Question::Tables(_)))
             .then(|| scope.spawn(network::Snapshot::take));
+        let programs =
+            (!cgroups.is_empty()).then(|| scope.spawn(|| programs::collect(&read.path, &cgroups)));
         let maps = read_maps(read, &plan, &options.question, cpus);
-        let snapshot = snapshot
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        (snapshot, maps)
+        (snapshot.map(joined), maps, programs.map(joined))
     });
     let (mut records, mut sources) = maps?;
+    let attachments = if let Some((attachments, of_programs)) = programs {
+        sources.extend(of_programs);
+        Some(attachments)
+    } else {
+        sources.push(not_attempted(crate::evidence::programs::DEVICES));
+        None
+    };
     let (maglev, unread) = select::maglev_tables(&records, cpus);
     sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
@@ -224,21 +255,23 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         Some(snapshot) => snapshot.device_name(ifindex).map(ToOwned::to_owned),
         None => host::interface_name(ifindex),
     });
-    let mut network = None;
-    if let Question::Vip(query) = &options.question {
-        if let Some(snapshot) = snapshot {
-            let question = network::NetworkQuestion {
-                state: options.state.clone(),
-                agent: options.agent.clone(),
-                ..select::network_question(&records, query.address)
-            };
-            let (mut found, more) = snapshot.answer(&question);
-            if let Some(namespace) = &mut found.namespace {
-                namespace.chosen = options.netns.as_ref().map(ToString::to_string);
-            }
-            network = Some(found);
-            sources.extend(more);
+    let network = if let Some(snapshot) = snapshot {
+        let about = match &options.question {
+            Question::Vip(query) => select::network_question(&records, query.address),
+            Question::Tables(_) | Question::Datapath { .. } => NetworkQuestion::default(),
+        };
+        let (state, agent) = (options.state.clone(), options.agent.clone());
+        let (mut network, more) = snapshot.answer(&NetworkQuestion { state, agent, ..about });
+        if let Some(namespace) = &mut network.namespace {
+            namespace.chosen = options.netns.as_ref().map(ToString::to_string);
         }
+        sources.extend(more);
+        Some(network)
+    } else {
+        sources.push(not_attempted("routes and neighbours"));
+        None
+    };
+    if let Question::Vip(query) = &options.question {
         select::keep(&mut records, query.address, &maglev);
     }
     Ok(Evidence {
@@ -266,17 +299,32 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         subject: match &options.question {
             Question::Vip(query) => Subject::Vip(*query),
             Question::Tables(_) => Subject::Tables,
+            Question::Datapath { pid } => Subject::Datapath { pid: *pid },
         },
+        via: Vec::new(),
         bpffs,
         devices,
         services_by_protocol,
         maglev,
         maps: records,
-        attachments: None,
+        attachments,
         network,
         sources,
         verdict: None,
     })
+}
+
+fn not_attempted(what: &str) -> Source {
+    Source {
+        what: what.to_owned(),
+        status: SourceStatus::NotAttempted,
+        reason: Some("the question does not need it, or this version does not read it".to_owned()),
+    }
+}
+
+/// What a thread returned; a panic there is one here.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn rfc3339(time: SystemTime) -> String {
@@ -290,6 +338,7 @@ fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
             (VIP_KINDS, Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }))
         }
         Question::Tables(kinds) => (kinds.as_slice(), None),
+        Question::Datapath { .. } => (VIP_KINDS, None),
     };
     let mut best: BTreeMap<(MapKind, Option<Family>, &str), &'static Layout> = BTreeMap::new();
     for layout in LAYOUTS {
@@ -341,9 +390,13 @@ fn read_maps(
     records.extend(match question {
         Question::Vip(query) => select::vip(&open, query, cpus),
         Question::Tables(_) => read_all(open.iter(), cpus),
+        // What they are, not what is in them.
+        Question::Datapath { .. } => {
+            open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect()
+        }
     });
     records.sort_by(|one, other| one.name.cmp(&other.name));
-    let mut sources: Vec<Source> = records
+    let sources: Vec<Source> = records
         .iter()
         .map(|record| Source {
             what: record.name.clone(),
@@ -358,11 +411,6 @@ fn read_maps(
             }),
         })
         .collect();
-    sources.push(Source {
-        what: "programs per device".to_owned(),
-        status: SourceStatus::NotAttempted,
-        reason: Some("this version does not read them".to_owned()),
-    });
     Ok((records, sources))
 }
 

@@ -3,6 +3,15 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+/// Name of the source of [`Attachments::hooks`].
+pub const DEVICES: &str = "programs per device";
+/// Name of the source of [`Attachments::cgroup`].
+pub const CGROUPS: &str = "socket programs per cgroup";
+/// Name of the source of [`Attachments::links`].
+pub const LINKS: &str = "pinned links";
+/// Name of the source of [`Attachments::programs`].
+pub const DETAILS: &str = "what programs use";
+
 /// Everything about attached programs.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Attachments {
@@ -14,6 +23,70 @@ pub struct Attachments {
     pub links: Vec<PinnedLink>,
     /// Every program that is attached, and every program that those can tail-call.
     pub programs: Vec<Program>,
+    /// Every network device, with programs or without.
+    #[serde(default)]
+    pub devices: Vec<DeviceName>,
+    /// clsact filters that run no BPF program, but can end the chain.
+    #[serde(default)]
+    pub other_filters: Vec<OtherFilter>,
+    /// The cgroups that were asked for their socket hooks, those without programs included.
+    #[serde(default)]
+    pub cgroups: Vec<CgroupAsked>,
+    /// The maps that the programs use.
+    #[serde(default)]
+    pub maps: Vec<UsedMap>,
+}
+
+/// A network device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct DeviceName {
+    /// Interface index.
+    pub ifindex: u32,
+    /// Name.
+    pub name: String,
+}
+
+/// A clsact filter that is no BPF program: `flower`, `u32`, ….
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct OtherFilter {
+    /// Interface index.
+    pub ifindex: u32,
+    /// The hook: clsact at ingress or egress.
+    pub kind: HookKind,
+    /// Kind of filter: `flower`, `u32`, `matchall`, `bpf` for classic BPF, ….
+    pub filter: String,
+    /// Priority; lower ones come first.
+    pub priority: u16,
+    /// Handle.
+    pub handle: u32,
+    /// Chain; only chain 0 is met without a `goto`.
+    pub chain: u32,
+}
+
+/// A cgroup that was asked for the programs in force.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct CgroupAsked {
+    /// Whose cgroup: `root`, `self` or `pid N`.
+    pub subject: String,
+    /// Path of the cgroup below the cgroup2 mount, where it was found.
+    pub cgroup: Option<String>,
+    /// Why it could not be asked.
+    pub problem: Option<String>,
+}
+
+/// A map that a program uses. Sizes in bytes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct UsedMap {
+    /// Map id.
+    pub id: u32,
+    /// Name, cut by the kernel to 15 bytes.
+    pub name: String,
+    /// Map type, the kernel's number.
+    pub map_type: u32,
+    /// Key size.
+    pub key_size: u32,
+    /// Value size.
+    pub value_size: u32,
 }
 
 /// A kind of hook on a network device.
@@ -70,6 +143,20 @@ pub struct Filter {
     pub handle: u32,
     /// Whether its return value is the verdict.
     pub direct_action: bool,
+    /// Ethertype that it is for; 3 (`ETH_P_ALL`) is every one.
+    #[serde(default = "every_protocol")]
+    pub protocol: u16,
+    /// Chain; only chain 0 is met without a `goto`.
+    #[serde(default)]
+    pub chain: u32,
+    /// The block that it is in, if several devices share it.
+    #[serde(default)]
+    pub block: Option<u32>,
+}
+
+/// `ETH_P_ALL`
+fn every_protocol() -> u16 {
+    3
 }
 
 /// One program on one socket hook of a cgroup.
@@ -106,6 +193,13 @@ pub struct PinnedLink {
     pub attach_type: Option<u32>,
     /// Whether the link holds nothing any more: its device or cgroup is gone.
     pub defunct: bool,
+    /// cgroup: its path below the cgroup2 mount, where it could be found.
+    #[serde(default)]
+    pub cgroup: Option<String>,
+    /// Device: whether the kernel's answer for the hook that the link names shows its program, in
+    /// this network namespace; nothing where the hook could not be asked.
+    #[serde(default)]
+    pub shown: Option<bool>,
 }
 
 /// A loaded program.
@@ -125,9 +219,13 @@ pub struct Program {
     pub loaded_ns: u64,
     /// Number of runs, where the kernel counts them.
     pub run_count: Option<u64>,
+    /// Nanoseconds that all runs took, where the kernel counts them.
+    #[serde(default)]
+    pub run_time_ns: Option<u64>,
     /// Ids of the maps that it uses itself.
     pub maps: Vec<u32>,
-    /// Ids of the programs in the program arrays that it uses.
+    /// Ids of the programs in the program arrays that it uses, those of network policy left out:
+    /// they lead to any endpoint's programs, after services were looked up.
     pub tail_calls: Vec<u32>,
     /// Values of the read-only data that has BTF, by name: `eth_header_length`, ….
     #[serde(default)]
@@ -139,6 +237,12 @@ impl Attachments {
     #[must_use]
     pub fn program(&self, id: u32) -> Option<&Program> {
         self.programs.iter().find(|program| program.id == id)
+    }
+
+    /// Name of the device with this index.
+    #[must_use]
+    pub fn device_name(&self, ifindex: u32) -> Option<&str> {
+        self.devices.iter().find(|one| one.ifindex == ifindex).map(|one| one.name.as_str())
     }
 
     /// Whether the program reaches the map, itself or through tail calls.

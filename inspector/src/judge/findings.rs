@@ -90,6 +90,14 @@ finding_ids! {
     ReverseNatMissing = "reverse-nat-missing", Error;
     /// Source ranges are checked and let nobody through.
     SourceRangeDenied = "source-range-denied", Error;
+    /// The same Cilium program is attached twice in one direction of a device.
+    AttachDuplicate = "attach-duplicate", Error;
+    /// A foreign program runs before Cilium's and can end the chain.
+    AttachShadowed = "attach-shadowed", Error;
+    /// Attached programs use other maps than the pinned ones.
+    StalePins = "stale-pins", Error;
+    /// A pinned link holds nothing.
+    PinHoldsNothing = "pin-holds-nothing", Warning;
     /// A load balancer map has no room left.
     MapFull = "map-full", Error;
     /// A load balancer map has little room left.

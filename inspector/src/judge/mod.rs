@@ -1,8 +1,12 @@
 //! From evidence to a verdict: a pure function. No I/O, no clock, no kernel.
 
+mod attached;
+mod conclude;
+pub mod datapath;
 pub mod expect;
 mod findings;
 pub mod programmed;
+mod stack;
 mod walk;
 
 use std::fmt;
@@ -182,6 +186,12 @@ pub enum JudgeError {
         "this evidence holds tables and no question about a VIP: judge it with `inspect vip ADDR --from FILE`"
     )]
     NoQuestion,
+    /// The evidence is about programs, and holds no map entries.
+    #[error(
+        "this evidence holds attached programs and no map entries: show it with `inspect datapath \
+         --from FILE`, or collect again with `inspect vip ADDR --save FILE`"
+    )]
+    NoEntries,
     /// The evidence is about another VIP.
     #[error("this evidence was collected for {collected} and has no answer about {asked}")]
     OtherVip {
@@ -195,23 +205,26 @@ pub enum JudgeError {
 /// Judges the question that the evidence was collected for.
 ///
 /// # Errors
-/// [`JudgeError::NoQuestion`] if it was collected for none.
+/// [`JudgeError::NoQuestion`] or [`JudgeError::NoEntries`] if it was collected for none about a VIP.
 pub fn judge(evidence: &Evidence) -> Result<Judgement, JudgeError> {
     match evidence.subject {
         Subject::Vip(query) => Ok(judge_vip(evidence, query)),
         Subject::Tables => Err(JudgeError::NoQuestion),
+        Subject::Datapath { .. } => Err(JudgeError::NoEntries),
     }
 }
 
 /// Judges another question with the same evidence.
 ///
 /// # Errors
-/// [`JudgeError::OtherVip`] if the evidence was collected for another address.
+/// [`JudgeError::OtherVip`] if the evidence was collected for another address,
+/// [`JudgeError::NoEntries`] if it was collected for programs alone.
 pub fn judge_question(evidence: &Evidence, query: VipQuery) -> Result<Judgement, JudgeError> {
     match evidence.subject {
         Subject::Vip(collected) if collected.address != query.address => {
             Err(JudgeError::OtherVip { collected, asked: query })
         }
+        Subject::Datapath { .. } => Err(JudgeError::NoEntries),
         _ => Ok(judge_vip(evidence, query)),
     }
 }
@@ -219,9 +232,10 @@ pub fn judge_question(evidence: &Evidence, query: VipQuery) -> Result<Judgement,
 fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let tables = Tables::for_vip(evidence, query.address);
     let programmed = Programmed::new(evidence, &tables, &query);
-    let paths = walk::paths(evidence, &tables, &programmed);
+    let paths = walk::paths(evidence, &tables, &programmed, &query);
     let findings = findings::find(evidence, &tables, &programmed, &query, &paths);
-    let (served, sentence) = walk::conclude(&query, &tables, &programmed, &paths, &findings);
+    let (served, sentence) =
+        conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
     Judgement {
         vip: query,
         node: evidence.host.name.clone(),

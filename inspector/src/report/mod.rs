@@ -1,5 +1,6 @@
 //! Output: one file for each form, no decisions.
 
+pub mod datapath;
 pub mod json;
 pub mod lb_list;
 pub mod markdown;

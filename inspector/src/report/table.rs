@@ -9,7 +9,7 @@ use crate::{
     judge::{
         Finding, Judgement, PathVerdict, Served, Severity,
         expect::{Checked, Met},
-        programmed::{Announcement, ProgrammedFrontend, TrafficPolicy},
+        programmed::{Announcement, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy},
     },
 };
 
@@ -94,7 +94,7 @@ fn table(style: Style) -> Table {
 }
 
 /// Prints a table without the spaces that fill its last column.
-fn print(table: &Table, out: &mut impl Write) -> io::Result<()> {
+fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -115,7 +115,7 @@ fn write_frontends<'a>(
             Cell::new(frontend.service_type.as_str()),
             Cell::new(details(frontend)),
         ]);
-        for backend in &frontend.backends {
+        for (slots, backend) in slots(frontend) {
             let color = match (backend.dangling, backend.selectable) {
                 (true, true) => Some(Color::Red),
                 (_, false) => Some(Color::DarkGrey),
@@ -123,8 +123,7 @@ fn write_frontends<'a>(
             };
             let cells = [
                 format!(
-                    "  {} => {}",
-                    backend.slot,
+                    "  {slots} => {}",
                     backend.address.as_deref().unwrap_or(if backend.dangling {
                         "nothing"
                     } else {
@@ -157,6 +156,26 @@ fn write_frontends<'a>(
         }
     }
     print(&table, out)
+}
+
+/// The slots of a frontend, those in a row that are not there together: a damaged count can make
+/// them 65535.
+pub(super) fn slots(
+    frontend: &ProgrammedFrontend,
+) -> impl Iterator<Item = (String, &ProgrammedBackend)> {
+    let missing = |backend: &ProgrammedBackend| backend.id == 0 && backend.address.is_none();
+    frontend
+        .backends
+        .chunk_by(move |one, next| missing(one) && missing(next) && one.state == next.state)
+        .filter_map(|run| {
+            let (first, last) = (run.first()?, run.last()?);
+            let slots = if first.slot == last.slot {
+                first.slot.to_string()
+            } else {
+                format!("{} to {}", first.slot, last.slot)
+            };
+            Some((slots, first))
+        })
 }
 
 /// What is particular about a frontend, in a few words.
@@ -297,7 +316,11 @@ pub(super) fn announced(announcement: &Announcement) -> String {
     format!("yes, on {} ({agent})", entries.join("; "))
 }
 
-fn write_findings(findings: &[Finding], style: Style, out: &mut impl Write) -> io::Result<()> {
+pub(super) fn write_findings(
+    findings: &[Finding],
+    style: Style,
+    out: &mut (impl Write + ?Sized),
+) -> io::Result<()> {
     for (index, finding) in findings.iter().enumerate() {
         let Finding { id, severity, frontend: _, path: _, seen, meaning, next } = finding;
         if index > 0 {

@@ -16,7 +16,7 @@ const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
-const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
+pub(super) const BPF_OBJ_GET_INFO_BY_FD: libc::c_long = 15;
 const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 
 /// `BPF_F_RDONLY`: the descriptor may read the map and nothing else.
@@ -75,18 +75,19 @@ struct ObjGetAttr {
 
 #[repr(C)]
 #[derive(Default)]
-struct GetIdAttr {
-    id: u32,
-    next_id: u32,
-    open_flags: u32,
+pub(super) struct InfoAttr {
+    pub(super) bpf_fd: u32,
+    pub(super) info_len: u32,
+    pub(super) info: u64,
 }
 
+/// What the commands take that turn an id into a descriptor.
 #[repr(C)]
 #[derive(Default)]
-struct InfoAttr {
-    bpf_fd: u32,
-    info_len: u32,
-    info: u64,
+pub(super) struct GetIdAttr {
+    pub(super) id: u32,
+    pub(super) next_id: u32,
+    pub(super) open_flags: u32,
 }
 
 #[repr(C)]
@@ -131,7 +132,7 @@ struct RawMapInfo {
 /// # Safety
 /// `attr` must be the attribute of `command`, and every address in it must be valid for what the
 /// kernel reads from or writes to it.
-unsafe fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
+pub(super) unsafe fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long> {
     // SAFETY: the caller promises that the attribute fits the command; its size is given along.
     let result =
         unsafe { libc::syscall(libc::SYS_bpf, command, std::ptr::from_mut(attr), size_of::<T>()) };
@@ -139,12 +140,12 @@ unsafe fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<libc::c_long
 }
 
 #[allow(clippy::cast_possible_truncation, reason = "structs of a few dozen bytes")]
-fn size_u32<T>() -> u32 {
+pub(super) fn size_u32<T>() -> u32 {
     size_of::<T>() as u32
 }
 
 /// A descriptor as the unsigned number that `union bpf_attr` wants.
-fn fd_number(fd: BorrowedFd<'_>) -> u32 {
+pub(super) fn fd_number(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().unsigned_abs()
 }
 
@@ -154,16 +155,30 @@ fn fd_number(fd: BorrowedFd<'_>) -> u32 {
 /// The error of `BPF_OBJ_GET`: `EPERM` or `EACCES` without privilege, `EINVAL` for a pinned link
 /// (which the kernel does not open read-only), `ENOTTY`/`EINVAL` for a file that is no pin.
 pub fn open_pin(path: &Path) -> io::Result<OwnedFd> {
+    open_with(path, BPF_F_RDONLY)
+}
+
+/// Opens a pinned link, of which the kernel gives out no read-only descriptor.
+///
+/// Having it open changes nothing of the link: only `BPF_LINK_UPDATE` and `BPF_LINK_DETACH` on the
+/// descriptor would, which nothing here calls, and the pin keeps the link whether or not the
+/// descriptor is closed. Only for pins of which [`open_pin`] said `EINVAL`.
+///
+/// # Errors
+/// The error of `BPF_OBJ_GET`: `EPERM` or `EACCES` without privilege or write access to the pin.
+pub fn open_link_pin(path: &Path) -> io::Result<OwnedFd> {
+    open_with(path, 0)
+}
+
+fn open_with(path: &Path, file_flags: u32) -> io::Result<OwnedFd> {
     let path = CString::new(path.as_os_str().as_bytes())
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    let mut attr = ObjGetAttr {
-        pathname: path.as_ptr() as u64,
-        file_flags: BPF_F_RDONLY,
-        ..ObjGetAttr::default()
-    };
+    let mut attr =
+        ObjGetAttr { pathname: path.as_ptr() as u64, file_flags, ..ObjGetAttr::default() };
     // SAFETY: `pathname` is a NUL-terminated string that outlives the call.
     let fd = unsafe { bpf(BPF_OBJ_GET, &mut attr)? };
-    owned(fd)
+    // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+    unsafe { owned(fd) }
 }
 
 /// Opens the map with this id for reading only.
@@ -175,13 +190,17 @@ pub fn open_map_by_id(id: u32) -> io::Result<OwnedFd> {
     let mut attr = GetIdAttr { id, open_flags: BPF_F_RDONLY, ..GetIdAttr::default() };
     // SAFETY: the attribute holds no address.
     let fd = unsafe { bpf(BPF_MAP_GET_FD_BY_ID, &mut attr)? };
-    owned(fd)
+    // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+    unsafe { owned(fd) }
 }
 
-/// Takes hold of the descriptor that a command has just returned.
-fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
+/// Takes a descriptor that a call of `bpf(2)` returned.
+///
+/// # Safety
+/// `fd` must be a descriptor that nobody else owns.
+pub(super) unsafe fn owned(fd: libc::c_long) -> io::Result<OwnedFd> {
     let fd = i32::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
-    // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+    // SAFETY: the caller promises that nobody else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 

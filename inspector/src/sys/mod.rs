@@ -4,8 +4,12 @@
 //! the first keeps the promise not to modify anything, the second makes large maps quick to read.
 
 pub mod bpf;
+pub mod btf;
+pub mod cgroup;
 pub mod host;
 pub mod mounts;
 pub mod netlink;
 pub mod netns;
+pub mod program;
 pub mod signals;
+pub mod tc;

@@ -1,4 +1,4 @@
-//! Mounted file systems of this mount namespace (`/proc/self/mountinfo`).
+//! Mounted file systems of the mount namespace of this thread (`/proc/thread-self/mountinfo`).
 
 use std::{
     ffi::OsString,
@@ -25,7 +25,7 @@ pub struct Mount {
 /// # Errors
 /// The error of reading the file.
 pub fn mounts() -> io::Result<Vec<Mount>> {
-    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+    Ok(parse(&std::fs::read("/proc/thread-self/mountinfo")?))
 }
 
 fn parse(text: &[u8]) -> Vec<Mount> {
@@ -74,26 +74,34 @@ fn unescape(field: &[u8]) -> PathBuf {
 /// # Errors
 /// The error of reading the mount table.
 pub fn bpffs() -> io::Result<Vec<Mount>> {
-    Ok(visible_bpf(mounts()?))
+    of_type("bpf")
 }
 
-fn visible_bpf(mounts: Vec<Mount>) -> Vec<Mount> {
+/// The mounts of one type that can be reached, in mount order.
+///
+/// # Errors
+/// The error of reading the mount table.
+pub fn of_type(fs_type: &str) -> io::Result<Vec<Mount>> {
+    Ok(visible(mounts()?, fs_type))
+}
+
+fn visible(mounts: Vec<Mount>, fs_type: &str) -> Vec<Mount> {
     let mut visible: Vec<Mount> = Vec::new();
     for mount in mounts {
         // Whatever is mounted at a place or above it hides what was there before.
         visible.retain(|earlier| !earlier.target.starts_with(&mount.target));
         visible.push(mount);
     }
-    visible.retain(|mount| mount.fs_type == "bpf");
+    visible.retain(|mount| mount.fs_type == fs_type);
     visible
 }
 
 /// The type of the mount that `path` lies in, if the mount table tells.
 #[must_use]
 pub fn type_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a str> {
+    // Of several at one place the last one hides the others: `max_by_key` takes the last.
     mounts
         .iter()
-        .rev()
         .filter(|mount| path.starts_with(&mount.target))
         .max_by_key(|mount| mount.target.components().count())
         .map(|mount| mount.fs_type.as_str())
@@ -111,8 +119,10 @@ mod tests {
 
     #[test]
     fn bpf_mounts_are_found_with_their_escapes_undone() {
-        let found: Vec<_> =
-            visible_bpf(parse(TABLE)).into_iter().map(|mount| (mount.target, mount.root)).collect();
+        let found: Vec<_> = visible(parse(TABLE), "bpf")
+            .into_iter()
+            .map(|mount| (mount.target, mount.root))
+            .collect();
         assert_eq!(
             found,
             [
@@ -128,7 +138,7 @@ mod tests {
         let mut table = TABLE.to_vec();
         table.extend_from_slice(b"50 31 0:50 / /sys/fs/bpf rw - bpf bpf rw\n");
         table.extend_from_slice(b"51 22 0:51 / /run/a\\040b rw - tmpfs tmpfs rw\n");
-        let found: Vec<_> = visible_bpf(parse(&table));
+        let found: Vec<_> = visible(parse(&table), "bpf");
         assert_eq!(found.len(), 2, "{found:?}");
         assert_eq!(found[0].target, PathBuf::from("/mnt/bind"));
         assert_eq!(
@@ -143,6 +153,9 @@ mod tests {
         assert_eq!(type_of(&mounts, Path::new("/sys/fs/bpf/tc")), Some("bpf"));
         assert_eq!(type_of(&mounts, Path::new("/sys/kernel")), Some("sysfs"));
         assert_eq!(type_of(&mounts, Path::new("/etc")), Some("ext4"));
+        let mut table = TABLE.to_vec();
+        table.extend_from_slice(b"50 31 0:50 / /sys/fs/bpf rw - tmpfs tmpfs rw\n");
+        assert_eq!(type_of(&parse(&table), Path::new("/sys/fs/bpf/tc")), Some("tmpfs"));
     }
 
     #[test]

@@ -47,6 +47,7 @@ impl Probe {
             address: self.dst.parse().expect("an address"),
             port: Some(self.port),
             protocol: Some(self.proto.parse().expect("a protocol")),
+            source: None,
         }
     }
 }

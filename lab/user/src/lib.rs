@@ -18,6 +18,7 @@
 
 pub mod bpf;
 pub mod capture;
+pub mod evidence;
 pub mod lab;
 pub mod maps;
 pub mod netns;
