@@ -71,8 +71,7 @@ pub fn stdout(output: &Output) -> &str {
 pub fn judge(lab: &Lab, vip: VipQuery) -> Judgement {
     let mut evidence = collect::node(&Options {
         bpffs: Some(lab.bpffs().to_owned()),
-        question: Question::Vip(vip),
-        arguments: Vec::new(),
+        ..Options::new(Question::Vip(vip))
     })
     .expect("the lab's maps can be read");
     // The programs and the network are those of the machine that the test runs on.

@@ -364,6 +364,7 @@ fn network(
         .map(|(destination, input)| RouteAnswer {
             destination,
             input,
+            source: None,
             answer: answer(&table, destination),
         })
         .collect();
