@@ -27,8 +27,8 @@ use nix::{
     unistd::Pid,
 };
 use run::{
-    LB4, Ran, Stranger, captured, in_own_mounts, inspect, layout_of, mount_at, mount_cilium,
-    names_in, on, run, sealed, spec_of,
+    LB4, Ran, Stranger, captured, in_own_mounts, inspect, layout_of, maps_alone, mount_at,
+    mount_cilium, names_in, on, run, sealed, spec_of, without_programs,
 };
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -48,9 +48,9 @@ fn saved(lab: &Lab) -> Vec<u8> {
     let folder = folder();
     let path = folder.path().join("evidence.json");
     let ran = on(lab, &["vip", VIP, "--save", path.to_str().expect("UTF-8")]);
-    assert_eq!((ran.code, ran.err.as_str()), (Some(3), ""), "{ran:?}");
+    assert!(ran.code != Some(2) && ran.err.is_empty(), "{ran:?}");
     assert_eq!(names_in(folder.path()), ["evidence.json"], "something else was left");
-    fs::read(path).expect("the evidence")
+    without_programs(&fs::read(path).expect("the evidence"))
 }
 
 fn content(text: &[u8]) -> Value {
@@ -128,7 +128,8 @@ fn what_is_no_evidence_is_refused() {
         .refused(2, &["inspector.evidence/2", "this version reads inspector.evidence/1"]);
     with(&|value| value["schema"] = json!(1)).refused(2, &["no field `schema`"]);
     for field in good.as_object().expect("an object").keys() {
-        if ["sha256", "verdict"].contains(&field.as_str()) {
+        // What was collected later than the first minor need not be there.
+        if ["sha256", "via", "maglev"].contains(&field.as_str()) {
             continue;
         }
         let words = ["no evidence file", field.as_str()];
@@ -351,7 +352,7 @@ fn places_without_cilium_say_so() {
 
         // Pins that a later mount hides are not Cilium's state.
         mount_cilium(&place("hidden"), &capture);
-        assert_eq!(run(&mut inspect(["vip", VIP])).code, Some(3));
+        assert_ne!(run(&mut inspect(["vip", VIP])).code, Some(2));
         mount_at(&place("hidden"), "tmpfs", None);
         run(&mut inspect(["vip", VIP])).refused(2, &["no Cilium state found"]);
         let hidden = place("hidden");
@@ -462,7 +463,7 @@ fn a_name_that_something_else_has_costs_its_part_of_the_answer() {
             assert!(ran.err.contains(&says), "{ran:?}");
             assert_eq!(rows(kept), before, "{name}: the rest is reported");
 
-            let vip = on(&lab, &["vip", VIP, "-o", "json"]);
+            let vip = maps_alone(&lab, &["vip", VIP, "-o", "json"]);
             assert_eq!(vip.code, Some(3), "{vip:?}");
             let seen = vip.seen("map-not-read");
             assert!(seen.len() == 1 && seen[0].contains(&says), "{seen:?}");
@@ -503,7 +504,7 @@ fn unknown_sizes_and_types_are_named_with_those_known() {
             MapSpec { map_type: MapType::LRU_HASH, flags: 0, ..known.clone() },
         ] {
             lab.put_map(name, &spec).expect("a map");
-            let vip = on(&lab, &["vip", VIP, "-o", "json"]);
+            let vip = maps_alone(&lab, &["vip", VIP, "-o", "json"]);
             assert_eq!(vip.code, Some(3), "{vip:?}");
             let seen = vip.seen("map-not-read");
             let found = format!(
@@ -513,9 +514,9 @@ fn unknown_sizes_and_types_are_named_with_those_known() {
             assert!(seen.len() == 1 && seen[0].starts_with(&found), "{seen:?}: {found}");
             no_false_claims(&vip);
             if name == "cilium_l2_responder_v4" {
-                let text = on(&lab, &["vip", VIP]).out;
+                let text = maps_alone(&lab, &["vip", VIP]).out;
                 assert!(text.contains("Announced here: unknown (cilium_l2_responder_v4"), "{text}");
-                let ran = on(&lab, &["vip", VIP, "--expect", "not-announced"]);
+                let ran = maps_alone(&lab, &["vip", VIP, "--expect", "not-announced"]);
                 assert_eq!(ran.code, Some(3), "{ran:?}");
             }
         }
@@ -532,10 +533,10 @@ fn a_map_that_is_missing_is_not_taken_for_an_empty_one() {
     ] {
         let lab = lab();
         let vip = view.unwrap_or(VIP);
-        let whole = on(&lab, &["vip", vip, "-o", "json"]);
+        let whole = maps_alone(&lab, &["vip", vip, "-o", "json"]);
         assert_eq!(whole.seen("map-not-read"), [""; 0]);
         lab.unpin(name).expect("unpin");
-        let ran = on(&lab, &["vip", vip, "-o", "json"]);
+        let ran = maps_alone(&lab, &["vip", vip, "-o", "json"]);
         assert_eq!(ran.code, Some(3), "{name}: {ran:?}");
         no_false_claims(&ran);
         if view.is_none() {
@@ -543,7 +544,7 @@ fn a_map_that_is_missing_is_not_taken_for_an_empty_one() {
             assert!(seen.len() == 1 && seen[0].starts_with(name), "{seen:?}");
         }
         for claim in ["programmed", "has-backend", "no-errors"] {
-            let ran = on(&lab, &["vip", vip, "--expect", claim]);
+            let ran = maps_alone(&lab, &["vip", vip, "--expect", claim]);
             assert_ne!(ran.code, Some(1), "{name} {claim}: {ran:?}");
         }
     }
@@ -575,10 +576,10 @@ fn evidence_that_was_collected_for_less_leaves_the_rest_open() {
 #[test]
 fn a_family_that_cilium_does_not_serve_is_a_clear_no() {
     let lab = Lab::builder().project("v1.21-tcx").only(LB4).up().expect("a lab");
-    let ran = on(&lab, &["vip", "fd00:2::20", "-o", "json"]);
+    let ran = maps_alone(&lab, &["vip", "fd00:2::20", "-o", "json"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert!(ran.seen("frontend-absent")[0].contains("no IPv6 load balancer maps"), "{ran:?}");
-    assert_eq!(on(&lab, &["vip", VIP]).code, Some(3));
+    assert_eq!(maps_alone(&lab, &["vip", VIP]).code, Some(3));
     assert_eq!(on(&lab, &["lb", "list"]).code, Some(0));
 }
 
@@ -588,7 +589,7 @@ fn empty_maps_are_no_frontends() {
     for name in LB4 {
         lab.put_map(name, &captured("v1.21-tcx", name).spec).expect("a map");
     }
-    let ran = on(&lab, &["vip", VIP, "-o", "json"]);
+    let ran = maps_alone(&lab, &["vip", VIP, "-o", "json"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert_eq!(ran.seen("frontend-absent").len(), 1, "{ran:?}");
     assert_eq!(ran.seen("map-full"), [""; 0]);
@@ -651,12 +652,12 @@ fn backend_maps_of_every_generation_are_read() {
     old.delete(&first).expect("a delete");
     let both = on(&lab, &["lb", "list", "-o", "json"]);
     assert_eq!(backends_of(&both), expected);
-    let vip = on(&lab, &["vip", VIP, "-o", "json"]);
+    let vip = maps_alone(&lab, &["vip", VIP, "-o", "json"]);
     let seen = vip.seen("map-older-generation");
     assert!(seen.len() == 1 && seen[0].starts_with("cilium_lb4_backends is left over"), "{seen:?}");
     assert_eq!(vip.code, Some(3), "{vip:?}");
     lab.unpin("cilium_lb4_backends").expect("unpin");
-    assert_eq!(on(&lab, &["vip", VIP, "-o", "json"]).seen("map-older-generation"), [""; 0]);
+    assert_eq!(maps_alone(&lab, &["vip", VIP, "-o", "json"]).seen("map-older-generation"), [""; 0]);
 
     lab.unpin("cilium_lb4_backends_v3").expect("unpin");
     for (name, generation) in [("cilium_lb4_backends_v2", 2), ("cilium_lb4_backends", 1)] {
@@ -664,7 +665,7 @@ fn backend_maps_of_every_generation_are_read() {
         let ran = on(&lab, &["lb", "list", "-o", "json"]);
         assert_eq!(ran.code, Some(0), "{name}: {}", ran.err);
         assert_eq!(backends_of(&ran), expected, "{name}");
-        let vip = on(&lab, &["vip", VIP, "-o", "json"]);
+        let vip = maps_alone(&lab, &["vip", VIP, "-o", "json"]);
         assert_eq!(vip.seen("frontend-slot-dangling"), [""; 0], "{name}");
         lab.unpin(name).expect("unpin");
     }
@@ -687,7 +688,7 @@ fn maps_without_room_are_told_of() {
             for entry in &map.entries {
                 handle.update(&entry.key, &entry.value).expect("an update");
             }
-            let ran = on(&lab, &["vip", VIP, "-o", "json"]);
+            let ran = maps_alone(&lab, &["vip", VIP, "-o", "json"]);
             for one in ["map-full", "map-nearly-full"] {
                 let expected: Vec<String> = (Some(one) == id)
                     .then(|| format!("{name} holds {entries} of {max} entries"))
@@ -748,7 +749,7 @@ fn paths_that_are_not_utf8_are_paths() {
     let path = folder.path().join(OsStr::from_bytes(b"evid\xffence.json"));
     let mut command = inspect([OsStr::new("vip"), OsStr::new(VIP), OsStr::new("--save")]);
     let ran = run(command.arg(&path).env("INSPECT_BPFFS", lab.bpffs()));
-    assert_eq!((ran.code, ran.err.as_str()), (Some(3), ""), "{ran:?}");
+    assert!(ran.code != Some(2) && ran.err.is_empty(), "{ran:?}");
     Document::read(&path).expect("evidence");
 
     let mount = folder.path().join(OsStr::from_bytes(b"bpf\xff"));
@@ -757,7 +758,7 @@ fn paths_that_are_not_utf8_are_paths() {
         mount_cilium(&mount, &capture);
         let mut command = inspect([OsStr::new("vip"), OsStr::new(VIP), OsStr::new("--save")]);
         let ran = run(command.arg(&path));
-        assert_eq!((ran.code, ran.err.as_str()), (Some(3), ""), "{ran:?}");
+        assert!(ran.code != Some(2) && ran.err.is_empty(), "{ran:?}");
     });
     Document::read(&path).expect("evidence");
 }

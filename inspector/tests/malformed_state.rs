@@ -16,7 +16,7 @@ use inspector::{
     sys::host,
 };
 use inspector_lab::{Agent, Lab, MapHandle};
-use run::{Ran, on};
+use run::{Ran, maps_alone, on};
 
 /// A frontend with two backends, in either family.
 const WEB: [&str; 2] = ["192.168.2.20", "fd00:2::20"];
@@ -33,7 +33,7 @@ impl Node {
     }
 
     fn ask(&self) -> Ran {
-        on(&self.lab, &["vip", &self.vip.to_string(), "-o", "json"])
+        maps_alone(&self.lab, &["vip", &self.vip.to_string(), "-o", "json"])
     }
 
     fn map(&self, table: &str) -> MapHandle {
@@ -142,7 +142,7 @@ fn a_slot_whose_backend_is_gone() {
         let ran = node.ask();
         assert!(shares(&ran).iter().all(|share| *share == Some(0.75)), "{ran:?}");
         assert!(ran.seen("frontend-slot-dangling")[0].contains("1 of 4 slots"), "{ran:?}");
-        let table = on(&node.lab, &["vip", vip]).out;
+        let table = maps_alone(&node.lab, &["vip", vip]).out;
         assert!(table.contains("at most 75 %"), "{table}");
 
         // A slot behind the count is never chosen: nothing is lost.
@@ -192,7 +192,7 @@ fn a_count_larger_than_the_slots_that_are_there() {
         assert!(seen.contains("65534 of 65535 slots lead nowhere"), "{seen}");
         assert!(seen.ends_with("and 65526 more") && seen.len() < 500, "{seen}");
         for form in ["table", "markdown"] {
-            let text = on(&node.lab, &["vip", vip, "-o", form]).out;
+            let text = maps_alone(&node.lab, &["vip", vip, "-o", form]).out;
             assert!(text.contains("3 to 65535"), "{text}");
             assert!(text.lines().count() < 200, "{} lines", text.lines().count());
         }
@@ -300,7 +300,7 @@ fn a_reverse_nat_entry_that_is_gone_or_wrong() {
         let seen = format!("{name}: reverse NAT entry {index} restores {restored}");
         found(&ran, "reverse-nat-missing", "error", &seen);
         assert_eq!((ran.code, &ran.json()["verdict"]["served"]), (Some(1), &"no".into()));
-        let table = on(&node.lab, &["vip", vip]).out;
+        let table = maps_alone(&node.lab, &["vip", vip]).out;
         assert!(table.contains("NAT WRONG") || table.contains("WRONG"), "{table}");
 
         reverse.delete(&key).expect("a delete");
@@ -336,7 +336,7 @@ fn an_agent_that_is_dead_or_from_the_future() {
         let seen = format!("the agent's last sign of life was {silent} s ago");
         found(&ran, "agent-dead", "warning", &seen);
         assert!(!answering(&ran), "{ran:?}");
-        let ran = on(&node.lab, &["vip", WEB[0], "--expect", "announced"]);
+        let ran = maps_alone(&node.lab, &["vip", WEB[0], "--expect", "announced"]);
         assert_eq!(ran.code, Some(1), "{ran:?}");
     }
     set_alive(&node.lab, -3600);
@@ -354,7 +354,7 @@ fn an_agent_that_is_dead_or_from_the_future() {
 
     // The captured liveness is that of another machine, long gone or not yet here.
     let lab = Lab::builder().project("v1.21-tcx").agent(Agent::Dead).up().expect("a lab");
-    let ran = on(&lab, &["vip", WEB[0], "-o", "json"]);
+    let ran = maps_alone(&lab, &["vip", WEB[0], "-o", "json"]);
     assert_eq!(ran.seen("agent-dead").len(), 1, "{ran:?}");
 }
 

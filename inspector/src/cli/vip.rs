@@ -1,7 +1,7 @@
 //! `inspect vip`
 
 use inspector::{
-    collect::Question,
+    collect::{self, Question},
     evidence::{VipQuery, file::Document},
     judge::{
         self, Judgement, Served,
@@ -19,7 +19,12 @@ use super::{
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     let query = VipQuery { source: args.source, ..args.vip };
-    let mut loaded = Loaded::new(Question::Vip(query), options)?;
+    let node = collect::Options {
+        state: args.state.clone(),
+        agent: args.agent.clone(),
+        ..collect::Options::new(Question::Vip(query))
+    };
+    let mut loaded = Loaded::load(node, options)?;
     let judgement = if let Loaded::File(document) = &loaded {
         // The file stays as it is; the question may be another one.
         let mut evidence = document.evidence.clone();

@@ -1,15 +1,9 @@
 //! Which program a packet meets on a path, and whether it load-balances from the maps that we read.
 
-use std::net::IpAddr;
+use std::{collections::BTreeSet, net::IpAddr};
 
-use crate::{
-    cilium::layout::{Family, MapKind},
-    evidence::{
-        Evidence,
-        programs::{Attachments, HookKind, Program},
-        tables::family_of,
-    },
-};
+use super::datapath::{self, DeviceDatapath, Reach};
+use crate::evidence::{Evidence, network::Link, programs::DeviceHook, tables::family_of};
 
 /// What a packet (or a socket call) meets.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,7 +35,7 @@ fn is_inner(name: &str) -> bool {
 
 /// Devices on which clients' packets can arrive: those that Cilium's state names, those that carry
 /// its programs, and those with an address.
-pub(super) fn outside_devices(evidence: &Evidence) -> Vec<Device> {
+fn outside_devices(evidence: &Evidence) -> Vec<Device> {
     let networks = |ifindex: u32| {
         evidence
             .network
@@ -60,10 +54,8 @@ pub(super) fn outside_devices(evidence: &Evidence) -> Vec<Device> {
     if let Some(network) = &evidence.network {
         for link in &network.links {
             let known = devices.iter().any(|device| device.ifindex == link.ifindex);
-            let carries = evidence
-                .attachments
-                .as_ref()
-                .is_some_and(|attached| cilium_at(attached, link.ifindex).next().is_some());
+            let carries = datapath::device(evidence, link.ifindex)
+                .is_some_and(|device| device.ingress().any(|one| one.is_cilium));
             if !known && (carries || may_receive(link)) {
                 devices.push(Device {
                     ifindex: link.ifindex,
@@ -83,7 +75,7 @@ pub(super) fn outside_devices(evidence: &Evidence) -> Vec<Device> {
 
 /// Whether clients from outside may come in here: a device with an address that is no bridge of a
 /// container engine and no member of something else.
-fn may_receive(link: &crate::evidence::network::Link) -> bool {
+fn may_receive(link: &Link) -> bool {
     const CONTAINERS: [&str; 6] = ["docker", "br-", "virbr", "cni", "flannel", "veth"];
     link.up
         && link.master.is_none()
@@ -91,211 +83,87 @@ fn may_receive(link: &crate::evidence::network::Link) -> bool {
         && !CONTAINERS.iter().any(|prefix| link.name.starts_with(prefix))
 }
 
-fn cilium_at(
-    attachments: &Attachments,
-    ifindex: u32,
-) -> impl Iterator<Item = &crate::evidence::programs::DeviceHook> {
-    attachments.hooks.iter().filter(move |hook| {
-        hook.ifindex == ifindex
-            && attachments
-                .program(hook.program)
-                .is_some_and(|program| program.name.starts_with("cil_"))
-    })
-}
-
-/// Id of the services map of the address's family that was read.
-fn services_map(evidence: &Evidence, address: IpAddr) -> Option<u32> {
-    evidence
-        .maps
-        .iter()
-        .find(|map| {
-            map.kind().is_some_and(|(kind, family, _)| {
-                kind == MapKind::Services && family == Some(family_of(address))
-            })
-        })
-        .map(|map| map.id)
-}
-
 /// What a packet meets that is received on a device.
-pub(super) fn ingress(evidence: &Evidence, address: IpAddr, ifindex: u32) -> Met {
-    let Some(attachments) = &evidence.attachments else {
+fn ingress(evidence: &Evidence, address: IpAddr, ifindex: u32) -> Met {
+    let Some(device) = datapath::device(evidence, ifindex) else {
         return Met::NotRead("which programs run on the device was not read".to_owned());
     };
-    let order = [
-        HookKind::XdpOffload,
-        HookKind::XdpNative,
-        HookKind::XdpGeneric,
-        HookKind::TcxIngress,
-        HookKind::ClsactIngress,
-    ];
-    let mut foreign = None;
-    let mut without = None;
-    for kind in order {
-        for hook in
-            attachments.hooks.iter().filter(|hook| (hook.ifindex, hook.kind) == (ifindex, kind))
-        {
-            let Some(program) = attachments.program(hook.program) else {
-                return Met::NotRead(format!(
-                    "program {} on the device was not read",
-                    hook.program
-                ));
-            };
-            let named = hook
-                .filter
-                .as_ref()
-                .and_then(|filter| filter.name.as_deref())
-                .is_some_and(is_legacy_name);
-            if !program.name.starts_with("cil_") && !named {
-                foreign.get_or_insert(program);
-                continue;
+    at_device(&device, address)
+}
+
+/// What a packet meets that comes in through this device.
+fn at_device(device: &DeviceDatapath, address: IpAddr) -> Met {
+    let family = family_of(address);
+    let name = device.ingress().find(|program| program.is_cilium && program.translates).map_or(
+        "Cilium's program",
+        |program| {
+            program.name.as_deref().or(program.filter.as_deref()).unwrap_or("Cilium's program")
+        },
+    );
+    match device.services(family) {
+        None => Met::NotRead("no services map was read to compare with".to_owned()),
+        Some(Reach::Itself | Reach::TailCall { .. }) => match device.shadowed_by() {
+            None => Met::LoadBalancer(Some(format!("{name} runs there"))),
+            Some(shadow) => {
+                Met::Unsure(format!("{} runs before {name} and may end the chain", shadow.foreign))
             }
-            match reach(evidence, attachments, program, address) {
-                Reach::Yes => {
-                    return match foreign {
-                        None => Met::LoadBalancer(Some(format!("{} runs there", program.name))),
-                        Some(other) => Met::Unsure(format!(
-                            "{} (program {}) runs before {} and may end the chain",
-                            other.name, other.id, program.name
-                        )),
-                    };
-                }
-                Reach::Other(map) => {
-                    return Met::Unsure(format!(
-                        "{} uses services map {map}, not the pinned one: the maps shown here are \
-                         not what it works with",
-                        program.name
-                    ));
-                }
-                Reach::No => {
-                    without.get_or_insert(format!(
-                        "{} runs there and does not load-balance (it does not reach the services \
-                         map)",
-                        program.name
-                    ));
-                }
-                Reach::Unknown => {
-                    return Met::NotRead(format!(
-                        "whether {} reaches the services map could not be read",
-                        program.name
-                    ));
-                }
-            }
-        }
+        },
+        Some(Reach::OtherMap { map }) => Met::Unsure(format!(
+            "{name} uses services map {map}, not the pinned one: the maps shown here are not what \
+             it works with"
+        )),
+        Some(Reach::No) => Met::Nothing(format!(
+            "{name} runs there and does not load-balance (it does not reach the services map)"
+        )),
+        Some(Reach::NoProgram) => Met::Nothing("no program of Cilium's runs there".to_owned()),
+        Some(Reach::Unknown { why }) => Met::NotRead(why),
     }
-    Met::Nothing(without.unwrap_or_else(|| "no program of Cilium's runs there".to_owned()))
-}
-
-/// Names of clsact filters that Cilium gave before its programs had names of their own.
-fn is_legacy_name(name: &str) -> bool {
-    ["cil_", "cilium-", "bpf_netdev", "bpf_host", "bpf_lxc"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
-}
-
-enum Reach {
-    Yes,
-    Other(u32),
-    No,
-    Unknown,
-}
-
-fn reach(
-    evidence: &Evidence,
-    attachments: &Attachments,
-    program: &Program,
-    address: IpAddr,
-) -> Reach {
-    let Some(map) = services_map(evidence, address) else { return Reach::Unknown };
-    if attachments.reaches(program.id, map) {
-        Reach::Yes
-    } else if let Some(other) = other_services_map(attachments, program.id, family_of(address)) {
-        Reach::Other(other)
-    } else {
-        Reach::No
-    }
-}
-
-/// A map that is named like the services map and that the program reaches.
-fn other_services_map(attachments: &Attachments, program: u32, family: Family) -> Option<u32> {
-    let name = match family {
-        Family::V4 => "cilium_lb4_serv",
-        Family::V6 => "cilium_lb6_serv",
-    };
-    attachments
-        .maps
-        .iter()
-        .filter(|map| map.name.starts_with(name))
-        .find(|map| attachments.reaches(program, map.id))
-        .map(|map| map.id)
 }
 
 /// What connect (or sendmsg, for UDP) of a process in a cgroup meets.
-pub(super) fn socket(evidence: &Evidence, address: IpAddr, udp: bool, subject: &str) -> Met {
-    let Some(attachments) = &evidence.attachments else {
+fn socket(evidence: &Evidence, address: IpAddr, udp: bool, subject: &str) -> Met {
+    let Some(socket) = datapath::socket(evidence, subject) else {
         return Met::NotRead("which cgroup programs run was not read".to_owned());
     };
     let version = if address.is_ipv4() { '4' } else { '6' };
-    let call = if udp { "sendmsg" } else { "connect" };
-    let hook = format!("{call}{version}");
-    match attachments.cgroups.iter().find(|one| one.subject == subject) {
-        None => return Met::NotRead("which cgroup programs run was not read".to_owned()),
-        Some(asked) => {
-            if let Some(problem) = &asked.problem {
-                return Met::NotRead(format!("which cgroup programs run: {problem}"));
-            }
+    let hook = format!("{}{version}", if udp { "sendmsg" } else { "connect" });
+    match socket.services(&hook) {
+        None => Met::NotRead("no services map was read to compare with".to_owned()),
+        Some(Reach::Itself | Reach::TailCall { .. }) => {
+            Met::LoadBalancer(Some(format!("Cilium's {hook} program is in force")))
         }
-    }
-    for one in
-        attachments.cgroup.iter().filter(|one| one.subject == subject && one.attach_type == hook)
-    {
-        let Some(program) = attachments.program(one.program) else {
-            return Met::NotRead(format!("cgroup program {} was not read", one.program));
-        };
-        if !program.name.starts_with("cil_sock") && !program.name.starts_with("sock") {
-            continue;
+        Some(Reach::OtherMap { map }) => Met::Unsure(format!(
+            "Cilium's {hook} program uses services map {map}, not the pinned one"
+        )),
+        Some(Reach::No) => {
+            Met::Nothing(format!("Cilium's {hook} program does not reach the services map"))
         }
-        return match reach(evidence, attachments, program, address) {
-            Reach::Yes => Met::LoadBalancer(Some(format!("{} is in force", program.name))),
-            Reach::Other(map) => {
-                Met::Unsure(format!("{} uses services map {map}, not the pinned one", program.name))
-            }
-            Reach::No => Met::Nothing(format!("{} does not load-balance", program.name)),
-            Reach::Unknown => Met::NotRead(format!(
-                "whether {} reaches the services map could not be read",
-                program.name
-            )),
-        };
+        Some(Reach::NoProgram) => {
+            Met::Nothing(format!("no {hook} program of Cilium's is in force for its cgroup"))
+        }
+        Some(Reach::Unknown { why }) => Met::NotRead(why),
     }
-    Met::Nothing(format!("no {hook} program of Cilium's is in force for its cgroup"))
 }
 
-/// What a packet meets that a pod sends or forwards: the program on the pods' devices. Nothing
-/// where there are no pods, or where programs were not read.
-pub(super) fn pods(evidence: &Evidence, address: IpAddr) -> Option<Met> {
+/// What packets meet that pods send or forward: the programs on the pods' devices. Nothing where
+/// there are no pods, or where programs were not read.
+fn pods(evidence: &Evidence, address: IpAddr) -> Option<Met> {
     let attachments = evidence.attachments.as_ref()?;
+    let of_pod = |hook: &DeviceHook| {
+        let name = attachments.program(hook.program).map(|program| program.name.as_str());
+        let filter = hook.filter.as_ref().and_then(|filter| filter.name.as_deref());
+        let device = attachments.device_name(hook.ifindex).unwrap_or_default();
+        let mut names = [name, filter].into_iter().flatten();
+        names.any(|name| {
+            name.starts_with("cil_from_contai")
+                || (device.starts_with("lxc") && name.starts_with("cilium-"))
+        })
+    };
+    let indexes: BTreeSet<u32> =
+        attachments.hooks.iter().filter(|hook| of_pod(hook)).map(|hook| hook.ifindex).collect();
     let mut met: Option<Met> = None;
-    for hook in &attachments.hooks {
-        let ingress = matches!(
-            hook.kind,
-            HookKind::TcxIngress | HookKind::ClsactIngress | HookKind::NetkitPeer
-        );
-        let Some(program) = attachments.program(hook.program) else { continue };
-        if !ingress || !program.name.starts_with("cil_from_contai") {
-            continue;
-        }
-        let this = match reach(evidence, attachments, program, address) {
-            Reach::Yes => Met::LoadBalancer(Some(format!("{} load-balances", program.name))),
-            Reach::No => {
-                Met::Nothing(format!("{} on the pods' devices does not load-balance", program.name))
-            }
-            Reach::Other(map) => {
-                Met::Unsure(format!("{} uses services map {map}, not the pinned one", program.name))
-            }
-            Reach::Unknown => Met::NotRead(format!(
-                "whether {} reaches the services map could not be read",
-                program.name
-            )),
-        };
+    for ifindex in indexes {
+        let this = ingress(evidence, address, ifindex);
         match &met {
             Some(other) if *other != this => {
                 return Some(Met::Unsure(
@@ -307,4 +175,34 @@ pub(super) fn pods(evidence: &Evidence, address: IpAddr) -> Option<Met> {
         }
     }
     met
+}
+
+/// Everything that packets for one address can meet, found once for all frontends.
+pub(super) struct Facts {
+    /// Devices on which clients' packets can arrive, and what they meet there.
+    pub devices: Vec<(Device, Met)>,
+    /// What packets of pods meet on their devices.
+    pub pods: Option<Met>,
+    /// What connect and sendmsg of a process of the host meet.
+    pub host: [Met; 2],
+    /// What connect and sendmsg of a process below the root cgroup meet.
+    pub root: [Met; 2],
+}
+
+impl Facts {
+    pub fn new(evidence: &Evidence, address: IpAddr) -> Self {
+        let sockets = |subject| [false, true].map(|udp| socket(evidence, address, udp, subject));
+        Self {
+            devices: outside_devices(evidence)
+                .into_iter()
+                .map(|device| {
+                    let met = ingress(evidence, address, device.ifindex);
+                    (device, met)
+                })
+                .collect(),
+            pods: pods(evidence, address),
+            host: sockets("self"),
+            root: sockets("root"),
+        }
+    }
 }

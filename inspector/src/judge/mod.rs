@@ -232,8 +232,9 @@ pub fn judge_question(evidence: &Evidence, query: VipQuery) -> Result<Judgement,
 fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let tables = Tables::for_vip(evidence, query.address);
     let programmed = Programmed::new(evidence, &tables, &query);
-    let paths = walk::paths(evidence, &tables, &programmed, &query);
-    let findings = findings::find(evidence, &tables, &programmed, &query, &paths);
+    let facts = attached::Facts::new(evidence, query.address);
+    let paths = walk::paths(evidence, &tables, &programmed, &query, &facts);
+    let findings = findings::find(evidence, &tables, &programmed, &query, &paths, &facts);
     let (served, sentence) =
         conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
     Judgement {

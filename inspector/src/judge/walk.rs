@@ -10,7 +10,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{
     Grade, Outcome, PathVerdict, Served,
-    attached::{self, Met},
+    attached::{Device, Facts, Met},
     programmed::{Programmed, ProgrammedFrontend, SourceRanges},
     stack,
 };
@@ -50,6 +50,7 @@ pub(super) struct Walk<'e> {
     tables: &'e Tables,
     programmed: &'e Programmed,
     query: &'e VipQuery,
+    facts: &'e Facts,
 }
 
 /// Every frontend on every path.
@@ -58,21 +59,20 @@ pub(super) fn paths(
     tables: &Tables,
     programmed: &Programmed,
     query: &VipQuery,
+    facts: &Facts,
 ) -> Vec<PathVerdict> {
-    let walk = Walk { evidence, tables, programmed, query };
-    let devices = attached::outside_devices(evidence);
+    let walk = Walk { evidence, tables, programmed, query, facts };
     let mut paths = Vec::new();
     for (external, internal) in scopes(programmed) {
         let Some(name) = external.or(internal).map(|frontend| &frontend.frontend) else { continue };
         let name = name.trim_end_matches("/i");
-        if devices.is_empty() {
+        if walk.facts.devices.is_empty() && evidence.network.is_none() {
             let met = Met::NotRead("which programs run on the device was not read".to_owned());
             paths.push(walk.forwarded(name, "forwarded".to_owned(), None, external, &met));
         }
-        for device in &devices {
-            let met = attached::ingress(evidence, query.address, device.ifindex);
+        for (device, met) in &walk.facts.devices {
             let path = format!("forwarded via {}", device.name);
-            paths.push(walk.forwarded(name, path, Some(device), external, &met));
+            paths.push(walk.forwarded(name, path, Some(device), external, met));
         }
         // Sockets and pods see the internal scope where there is one of its own.
         let separate = external.is_none_or(|frontend| frontend.two_scopes);
@@ -121,7 +121,7 @@ impl Walk<'_> {
         &self,
         name: &str,
         path: String,
-        device: Option<&attached::Device>,
+        device: Option<&Device>,
         external: Option<&ProgrammedFrontend>,
         met: &Met,
     ) -> PathVerdict {
@@ -176,8 +176,7 @@ impl Walk<'_> {
     fn socket(&self, name: &str, inside: Option<&ProgrammedFrontend>) -> PathVerdict {
         let mut verdict = verdict(name, "socket on host".to_owned(), None);
         let udp = inside.is_some_and(|frontend| frontend.protocol == Protocol::UDP);
-        let met = attached::socket(self.evidence, self.query.address, udp, "self");
-        self.through_socket(&mut verdict, inside, &met, None);
+        self.through_socket(&mut verdict, inside, &self.facts.host[usize::from(udp)], None);
         verdict
     }
 
@@ -185,23 +184,22 @@ impl Walk<'_> {
     fn pod(&self, name: &str, inside: Option<&ProgrammedFrontend>) -> PathVerdict {
         let mut verdict = verdict(name, "pod".to_owned(), None);
         let udp = inside.is_some_and(|frontend| frontend.protocol == Protocol::UDP);
-        let device = attached::pods(self.evidence, self.query.address);
+        let device = self.facts.pods.as_ref();
         let host_only = self.config("ENABLE_SOCKET_LB_HOST_ONLY");
         // A program on the pods' devices that reaches the services map translates what the socket
         // did not.
-        if let Some(met @ Met::LoadBalancer(_)) = &device
+        if let Some(met @ Met::LoadBalancer(_)) = device
             && (host_only == Some(true) || host_only.is_none())
         {
             self.through_device(&mut verdict, inside, met);
             return verdict;
         }
-        let met = match host_only {
-            Some(true) => {
-                Met::Nothing("socket-LB serves the host network namespace only".to_owned())
-            }
-            _ => attached::socket(self.evidence, self.query.address, udp, "root"),
-        };
-        self.through_socket(&mut verdict, inside, &met, device.as_ref());
+        if host_only == Some(true) {
+            let met = Met::Nothing("socket-LB serves the host network namespace only".to_owned());
+            self.through_socket(&mut verdict, inside, &met, device);
+        } else {
+            self.through_socket(&mut verdict, inside, &self.facts.root[usize::from(udp)], device);
+        }
         verdict
     }
 
@@ -211,9 +209,9 @@ impl Walk<'_> {
         name: &str,
         inside: Option<&ProgrammedFrontend>,
     ) -> Option<PathVerdict> {
-        let met = attached::pods(self.evidence, self.query.address)?;
+        let met = self.facts.pods.as_ref()?;
         let mut verdict = verdict(name, "forwarded from pod".to_owned(), None);
-        self.through_device(&mut verdict, inside, &met);
+        self.through_device(&mut verdict, inside, met);
         Some(verdict)
     }
 
@@ -413,7 +411,7 @@ impl Walk<'_> {
         &self,
         frontend: Option<&ProgrammedFrontend>,
         from_outside: bool,
-        device: Option<&attached::Device>,
+        device: Option<&Device>,
     ) -> Step {
         let scope = if from_outside { "external" } else { "internal" };
         let Some(frontend) = frontend.filter(|frontend| frontend.master) else {
@@ -523,7 +521,7 @@ impl Walk<'_> {
     }
 
     /// Who may use a frontend with source ranges.
-    fn allowed(&self, ranges: &SourceRanges, device: Option<&attached::Device>) -> Allowed {
+    fn allowed(&self, ranges: &SourceRanges, device: Option<&Device>) -> Allowed {
         if !ranges.complete {
             return Allowed::Unknown("source ranges are checked and could not be read".to_owned());
         }
@@ -567,9 +565,9 @@ impl Walk<'_> {
 pub(super) const ONLY_SOME: &str = "only some sources are let through";
 
 /// The routing table through which marked packets reach a local proxy.
-const PROXY_TABLE: u32 = 2004;
+pub(super) const PROXY_TABLE: u32 = 2004;
 /// Mark and mask of packets for a local proxy.
-const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
+pub(super) const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
 
 /// Whether L7 frontends are handed to a proxy.
 enum L7 {

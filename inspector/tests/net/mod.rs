@@ -4,6 +4,8 @@
 //! The namespaces have no name anywhere: they live as long as a descriptor of them is open or a
 //! thread is in them, so that a panic or a kill leaves nothing behind.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::fs::{self, File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd as _;
@@ -42,6 +44,15 @@ impl Host {
             File::open("/proc/thread-self/ns/net").expect("/proc")
         });
         Self(namespace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    }
+
+    /// Moves a device of this thread's network namespace here.
+    pub fn take(&self, device: &str) {
+        let index = index(device);
+        netlink(async |handle| {
+            let message = LinkUnspec::new_with_index(index).setns_by_fd(self.0.as_raw_fd()).build();
+            handle.link().set(message).execute().await.expect("move the device");
+        });
     }
 
     /// Runs `work` in this network namespace, on a thread of its own.

@@ -49,6 +49,29 @@ pub fn on(lab: &Lab, arguments: &[&str]) -> Ran {
     run(inspect(arguments).env("INSPECT_BPFFS", lab.bpffs()))
 }
 
+/// A question about a VIP, answered from a lab's maps alone: the programs and the network of the
+/// machine that the test runs on are taken out of the evidence.
+pub fn maps_alone(lab: &Lab, arguments: &[&str]) -> Ran {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("evidence.json");
+    let path = path.to_str().expect("UTF-8");
+    let live = on(lab, &[&arguments[..2], &["--save", path]].concat());
+    assert!(live.code != Some(2) && live.err.is_empty(), "{live:?}");
+    let text = fs::read(path).expect("the evidence");
+    fs::write(path, without_programs(&text)).expect("a file");
+    run(&mut inspect([arguments, &["--from", path]].concat()))
+}
+
+/// Evidence as it would be if only maps had been read.
+pub fn without_programs(text: &[u8]) -> Vec<u8> {
+    let mut content: Value = serde_json::from_slice(text).expect("JSON");
+    let members = content.as_object_mut().expect("an object");
+    for part in ["attachments", "network", "verdict"] {
+        members.remove(part);
+    }
+    sealed(content)
+}
+
 /// Runs a command to its end. That it panicked is no result.
 pub fn run(command: &mut Command) -> Ran {
     let output = command.output().expect("the program runs");

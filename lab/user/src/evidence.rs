@@ -171,7 +171,7 @@ fn attachments(
     cgroups: &Value,
     names: &BTreeMap<u32, String>,
 ) -> Attachments {
-    let used: Vec<UsedMap> = array(maps)
+    let mut used: Vec<UsedMap> = array(maps)
         .iter()
         .filter_map(|map| {
             Some(UsedMap {
@@ -183,6 +183,7 @@ fn attachments(
             })
         })
         .collect();
+    used.sort_by_key(|map| map.id);
     // The policy arrays are shared by all: they hold the endpoints' policy programs.
     let is_calls =
         |map: &&Value| text(map, "name").is_some_and(|name| name.starts_with("cilium_calls"));
@@ -292,7 +293,7 @@ fn loaded(programs: &Value, arrays: &BTreeSet<u32>) -> Vec<Program> {
             }
         }
     }
-    array(programs)
+    let mut loaded: Vec<Program> = array(programs)
         .iter()
         .filter_map(|program| {
             let id = number(program, "id")?;
@@ -321,7 +322,9 @@ fn loaded(programs: &Value, arrays: &BTreeSet<u32>) -> Vec<Program> {
                 constants: BTreeMap::new(),
             })
         })
-        .collect()
+        .collect();
+    loaded.sort_by_key(|program| program.id);
+    loaded
 }
 
 fn network(
@@ -361,6 +364,7 @@ fn network(
         .map(|(destination, input)| RouteAnswer {
             destination,
             input,
+            source: None,
             answer: answer(&table, destination),
         })
         .collect();
