@@ -80,8 +80,8 @@ impl Reach {
 impl fmt::Display for Reach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Itself => f.write_str("yes"),
-            Self::TailCall { .. } => f.write_str("yes, tail call"),
+            Self::Itself => f.write_str("itself"),
+            Self::TailCall { .. } => f.write_str("tail call"),
             Self::OtherMap { map } => write!(f, "OTHER MAP {map}"),
             Self::No => f.write_str("no"),
             Self::NoProgram => f.write_str("no program"),

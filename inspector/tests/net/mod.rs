@@ -4,6 +4,8 @@
 //! The namespaces have no name anywhere: they live as long as a descriptor of them is open or a
 //! thread is in them, so that a panic or a kill leaves nothing behind.
 
+#![allow(dead_code, reason = "each test binary uses its part")]
+
 use std::fs::{self, File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::AsRawFd as _;
