@@ -7,7 +7,7 @@ mod net;
 use std::{
     collections::BTreeMap,
     fs,
-    os::fd::AsFd,
+    os::{fd::AsFd, unix::process::CommandExt},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -593,6 +593,32 @@ fn the_command_shows_it_on_80_columns_and_from_a_file() {
         assert_eq!(output.status.code(), Some(3), "{output:?}");
         assert!(String::from_utf8_lossy(&output.stderr).contains("no map entries"), "{output:?}");
     });
+}
+
+#[test]
+fn without_the_privilege_it_is_said_what_is_missing() {
+    let lab = lab();
+    let output = Host::new().run(|| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_inspect"));
+        command.arg("datapath").env("INSPECT_BPFFS", lab.bpffs());
+        // Root without CAP_NET_ADMIN and CAP_SYS_ADMIN: maps can be read, hooks not asked for.
+        // SAFETY: prctl(2) is async-signal-safe and takes numbers alone.
+        unsafe {
+            command.pre_exec(|| {
+                for capability in [12, 21] {
+                    if libc::prctl(libc::PR_CAPBSET_DROP, capability, 0, 0, 0) != 0 {
+                        return Err(std::io::Error::last_os_error());
+                    }
+                }
+                Ok(())
+            });
+        }
+        command.output().expect("the program runs")
+    });
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    assert!(stdout.contains("programs per device: bpf(BPF_PROG_QUERY)"), "{stdout}");
+    assert!(stdout.contains("run as root, or with CAP_NET_ADMIN"), "{stdout}");
 }
 
 #[test]

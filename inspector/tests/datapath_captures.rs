@@ -81,35 +81,16 @@ fn map_type(kind: &Value) -> u32 {
     }
 }
 
-/// The attachments of a capture, and its evidence with the services maps pinned.
-fn evidence(capture: &str) -> Evidence {
-    let programs: Vec<ShownProgram> = read(capture, "bpftool-prog-show.json");
-    let maps: Vec<ShownMap> = read(capture, "bpftool-map-show.json");
-    #[derive(Deserialize)]
-    struct Net {
-        tc: Vec<ShownHook>,
-        xdp: Vec<Value>,
-    }
-    let net: Vec<Net> = read(capture, "bpftool-net-show.json");
-    let cgroups: Vec<ShownCgroup> = read(capture, "bpftool-cgroup-tree.json");
-    assert!(programs.len() > 100 && maps.len() > 30, "{capture}: not a whole capture");
-    assert!(net.iter().all(|net| net.xdp.is_empty()), "XDP is not understood by this test");
+#[derive(Deserialize)]
+struct ShownNet {
+    tc: Vec<ShownHook>,
+    xdp: Vec<Value>,
+}
 
-    let arrays: Vec<u32> = maps
-        .iter()
-        .filter(|map| map.kind == "prog_array" && map.max_entries < 1000)
-        .map(|map| map.id)
-        .collect();
-    let members: BTreeMap<u32, Vec<u32>> = arrays
-        .iter()
-        .map(|&array| {
-            let tail = programs
-                .iter()
-                .filter(|one| one.name.starts_with("tail_") && one.map_ids.contains(&array));
-            (array, tail.map(|one| one.id).collect())
-        })
-        .collect();
-    let mut attachments = Attachments::default();
+/// Devices and what is attached to them.
+fn hooks(capture: &str, attachments: &mut Attachments) {
+    let net: Vec<ShownNet> = read(capture, "bpftool-net-show.json");
+    assert!(net.iter().all(|net| net.xdp.is_empty()), "XDP is not understood by this test");
     let mut orders: BTreeMap<(u32, HookKind), u32> = BTreeMap::new();
     for hook in net.iter().flat_map(|net| &net.tc) {
         let kind = match hook.kind.as_str() {
@@ -143,6 +124,12 @@ fn evidence(capture: &str) -> Evidence {
             attachments.devices.push(device);
         }
     }
+}
+
+/// The socket hooks, as if the cgroup that has them were the root.
+fn cgroups(capture: &str, attachments: &mut Attachments) {
+    let cgroups: Vec<ShownCgroup> = read(capture, "bpftool-cgroup-tree.json");
+    assert_eq!(cgroups.len(), 1, "{capture}: one cgroup has them");
     for cgroup in cgroups {
         attachments.cgroups.push(CgroupAsked {
             subject: "root".to_owned(),
@@ -162,7 +149,24 @@ fn evidence(capture: &str) -> Evidence {
             program: program.id,
         }));
     }
-    attachments.programs = programs
+}
+
+/// Programs, with the members of the program arrays that they use.
+fn programs(capture: &str, maps: &[ShownMap]) -> Vec<Program> {
+    let programs: Vec<ShownProgram> = read(capture, "bpftool-prog-show.json");
+    assert!(programs.len() > 100, "{capture}: not a whole capture");
+    let arrays = maps.iter().filter(|map| map.kind == "prog_array" && map.max_entries < 1000);
+    let members: BTreeMap<u32, Vec<u32>> = arrays
+        .map(|array| {
+            let tail = programs
+                .iter()
+                .filter(|one| one.name.starts_with("tail_") && one.map_ids.contains(&array.id));
+            (array.id, tail.map(|one| one.id).collect())
+        })
+        .collect();
+    let tail_calls =
+        |maps: &[u32]| maps.iter().filter_map(|map| members.get(map)).flatten().copied().collect();
+    programs
         .into_iter()
         .map(|shown| Program {
             id: shown.id,
@@ -173,17 +177,21 @@ fn evidence(capture: &str) -> Evidence {
             loaded_ns: 0,
             run_count: None,
             run_time_ns: None,
-            tail_calls: shown
-                .map_ids
-                .iter()
-                .filter_map(|map| members.get(map))
-                .flatten()
-                .copied()
-                .collect(),
+            tail_calls: tail_calls(&shown.map_ids),
             maps: shown.map_ids,
             constants: BTreeMap::new(),
         })
-        .collect();
+        .collect()
+}
+
+/// The evidence of a capture, with its services maps pinned.
+fn evidence(capture: &str) -> Evidence {
+    let maps: Vec<ShownMap> = read(capture, "bpftool-map-show.json");
+    assert!(maps.len() > 30, "{capture}: not a whole capture");
+    let mut attachments = Attachments::default();
+    hooks(capture, &mut attachments);
+    cgroups(capture, &mut attachments);
+    attachments.programs = programs(capture, &maps);
     let mut pinned = Vec::new();
     for map in &maps {
         attachments.maps.push(UsedMap {
