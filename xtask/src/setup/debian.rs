@@ -72,7 +72,8 @@ fn unpack_in(work: &Path, packages: &[&str], root: &Path) -> Result<()> {
         .filter_map(Result::ok)
     {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.ends_with(".deb") && !LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) {
+        let is_package = Path::new(&name).extension().is_some_and(|extension| extension == "deb");
+        if is_package && !LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) {
             let mut unpack = Command::new("dpkg-deb");
             output(unpack.arg("-x").arg(entry.path()).arg(&unpacked), "dpkg-deb -x")?;
         }
