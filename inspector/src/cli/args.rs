@@ -130,6 +130,9 @@ pub struct VipArgs {
     /// State directory of Cilium's agent, instead of /var/run/cilium/state.
     #[arg(long, value_name = "PATH")]
     pub state: Option<PathBuf>,
+    /// Judge the socket path for this process, instead of for this one.
+    #[arg(long)]
+    pub pid: Option<u32>,
     /// Only these devices, instead of all from which clients' packets can come.
     #[arg(long, value_name = "DEV", value_delimiter = ',')]
     pub via: Vec<String>,

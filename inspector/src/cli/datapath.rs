@@ -2,7 +2,7 @@
 
 use anyhow::bail;
 use inspector::{
-    collect::Question,
+    collect::{Options, Question},
     evidence::{Evidence, SourceStatus, programs::DEVICES},
     judge::{Severity, datapath},
     report::datapath::Report,
@@ -22,7 +22,8 @@ pub fn run(args: &DatapathArgs, options: &Resolved) -> anyhow::Result<Answer> {
             path.display()
         );
     }
-    let loaded = Loaded::new(Question::Datapath { pid: args.pid }, options)?;
+    let node = Options { pid: args.pid, ..Options::new(Question::Datapath) };
+    let loaded = Loaded::load(node, options)?;
     let Some(found) = datapath::datapath(loaded.evidence()) else {
         bail!(
             "this evidence holds no attached programs: collect with `inspect datapath --save FILE` \

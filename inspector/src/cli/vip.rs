@@ -22,6 +22,7 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     let node = collect::Options {
         state: args.state.clone(),
         agent: args.agent.clone(),
+        pid: args.pid,
         ..collect::Options::new(Question::Vip(query))
     };
     let mut loaded = Loaded::load(node, options)?;

@@ -46,13 +46,34 @@ pub struct Options {
     pub state: Option<PathBuf>,
     /// The socket of the agent's API, if the agent is to be asked for its frontends.
     pub agent: Option<PathBuf>,
+    /// A process whose socket hooks are asked for, beside those of the root cgroup and of this
+    /// process.
+    pub pid: Option<u32>,
 }
 
 impl Options {
     /// A question to this node, with everything where it usually is.
     #[must_use]
     pub fn new(question: Question) -> Self {
-        Self { bpffs: None, question, arguments: Vec::new(), netns: None, state: None, agent: None }
+        Self {
+            bpffs: None,
+            question,
+            arguments: Vec::new(),
+            netns: None,
+            state: None,
+            agent: None,
+            pid: None,
+        }
+    }
+
+    /// The cgroups whose socket hooks the answer needs; none if it needs no programs.
+    fn cgroups(&self) -> Vec<CgroupSubject> {
+        if let Question::Tables(_) = self.question {
+            return Vec::new();
+        }
+        let mut subjects = vec![CgroupSubject::Root, CgroupSubject::Own];
+        subjects.extend(self.pid.map(CgroupSubject::Process));
+        subjects
     }
 }
 
@@ -64,24 +85,7 @@ pub enum Question {
     /// All entries of the maps of these kinds.
     Tables(Vec<MapKind>),
     /// Which programs are attached where, and which maps they reach.
-    Datapath {
-        /// A process whose socket hooks are asked for, beside those of the root and of this one.
-        pid: Option<u32>,
-    },
-}
-
-impl Question {
-    /// The cgroups whose socket hooks the answer needs; none if it needs no programs.
-    fn cgroups(&self) -> Vec<CgroupSubject> {
-        let pid = match self {
-            Self::Tables(_) => return Vec::new(),
-            Self::Vip(_) => None,
-            Self::Datapath { pid } => *pid,
-        };
-        let mut subjects = vec![CgroupSubject::Root, CgroupSubject::Own];
-        subjects.extend(pid.map(CgroupSubject::Process));
-        subjects
-    }
+    Datapath,
 }
 
 /// Why nothing could be collected.
@@ -229,7 +233,7 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
     let plan = plan(read, &options.question);
-    let cgroups = options.question.cgroups();
+    let cgroups = options.cgroups();
     // What the maps name is asked of the network when they were read, all else beside them; the
     // threads are in the network namespace of this one.
     let (snapshot, maps, programs) = thread::scope(|scope| {
@@ -258,7 +262,7 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
     let network = if let Some(snapshot) = snapshot {
         let about = match &options.question {
             Question::Vip(query) => select::network_question(&records, query.address),
-            Question::Tables(_) | Question::Datapath { .. } => NetworkQuestion::default(),
+            Question::Tables(_) | Question::Datapath => NetworkQuestion::default(),
         };
         let (state, agent) = (options.state.clone(), options.agent.clone());
         let (mut network, more) = snapshot.answer(&NetworkQuestion { state, agent, ..about });
@@ -299,7 +303,7 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         subject: match &options.question {
             Question::Vip(query) => Subject::Vip(*query),
             Question::Tables(_) => Subject::Tables,
-            Question::Datapath { pid } => Subject::Datapath { pid: *pid },
+            Question::Datapath => Subject::Datapath { pid: options.pid },
         },
         via: Vec::new(),
         bpffs,
@@ -338,7 +342,7 @@ fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
             (VIP_KINDS, Some(if query.address.is_ipv4() { Family::V4 } else { Family::V6 }))
         }
         Question::Tables(kinds) => (kinds.as_slice(), None),
-        Question::Datapath { .. } => (VIP_KINDS, None),
+        Question::Datapath => (VIP_KINDS, None),
     };
     let mut best: BTreeMap<(MapKind, Option<Family>, &str), &'static Layout> = BTreeMap::new();
     for layout in LAYOUTS {
@@ -391,9 +395,7 @@ fn read_maps(
         Question::Vip(query) => select::vip(&open, query, cpus),
         Question::Tables(_) => read_all(open.iter(), cpus),
         // What they are, not what is in them.
-        Question::Datapath { .. } => {
-            open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect()
-        }
+        Question::Datapath => open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect(),
     });
     records.sort_by(|one, other| one.name.cmp(&other.name));
     let sources: Vec<Source> = records

@@ -191,7 +191,25 @@ pub(super) struct Facts {
 
 impl Facts {
     pub fn new(evidence: &Evidence, address: IpAddr) -> Self {
-        let sockets = |subject| [false, true].map(|udp| socket(evidence, address, udp, subject));
+        let sockets =
+            |subject: &str| [false, true].map(|udp| socket(evidence, address, udp, subject));
+        // A process that was asked for stands for "a process of the host".
+        let process = evidence
+            .attachments
+            .iter()
+            .flat_map(|attachments| &attachments.cgroups)
+            .find(|asked| asked.subject.starts_with("pid "));
+        let host = sockets(process.map_or("self", |asked| asked.subject.as_str()));
+        let mut root = sockets("root");
+        for (at_root, here) in root.iter_mut().zip(&host) {
+            if matches!((&at_root, here), (Met::Nothing(_), Met::LoadBalancer(_))) {
+                *at_root = Met::NotRead(
+                    "socket-LB is in force below the root cgroup only: whether a pod's cgroup is \
+                     covered is told by --pid"
+                        .to_owned(),
+                );
+            }
+        }
         Self {
             devices: outside_devices(evidence)
                 .into_iter()
@@ -201,8 +219,8 @@ impl Facts {
                 })
                 .collect(),
             pods: pods(evidence, address),
-            host: sockets("self"),
-            root: sockets("root"),
+            host,
+            root,
         }
     }
 }

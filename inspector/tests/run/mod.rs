@@ -17,7 +17,7 @@ use inspector::{
     sys::mounts,
 };
 use inspector_lab::{
-    Capture, Lab,
+    Capture, Lab, Ns,
     capture::{CapturedMap, MapSpec, encode_hex},
     maps,
 };
@@ -46,7 +46,13 @@ pub fn inspect<S: AsRef<OsStr>>(arguments: impl IntoIterator<Item = S>) -> Comma
 
 /// A run of `inspect` on the maps of a lab.
 pub fn on(lab: &Lab, arguments: &[&str]) -> Ran {
-    run(inspect(arguments).env("INSPECT_BPFFS", lab.bpffs()))
+    let mut command = inspect(arguments);
+    // A lab without a network has no place of its own.
+    if lab.netns(Ns::Node).is_ok() {
+        run(lab.exec_in(Ns::Node, &mut command).expect("the node"))
+    } else {
+        run(command.env("INSPECT_BPFFS", lab.bpffs()))
+    }
 }
 
 /// A question about a VIP, answered from a lab's maps alone: the programs and the network of the
