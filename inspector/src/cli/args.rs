@@ -43,8 +43,9 @@ pub enum Command {
     },
     /// Show which programs are attached where, and which of them load-balance from the pinned maps.
     ///
-    /// SERVICES says whether a program reaches the pinned services map, itself or through a tail
-    /// call; `-` marks programs that services do not concern. Exit codes: 0 nothing is wrong, 1
+    /// SERVICES says whether a program reaches the pinned services map: `itself`, by a `tail call`,
+    /// `no`, or `OTHER MAP` if it uses one that is not pinned; `-` marks programs that services do
+    /// not concern. HELD BY is a `pin` of Cilium's, a `link` without one, or the `hook` itself. Exit codes: 0 nothing is wrong, 1
     /// something is, 3 the devices cannot be asked.
     Datapath(DatapathArgs),
     /// Work on saved evidence; needs no root and no Cilium.

@@ -5,7 +5,7 @@
 //! or through tail calls), and be met by the packet before something else ends the chain.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     fmt,
 };
 
@@ -20,7 +20,7 @@ use crate::{
         Evidence, MapRecord, SourceStatus,
         programs::{
             Attachments, CgroupHook, DETAILS, DEVICES, DeviceHook, Filter, HookKind, OtherFilter,
-            PinnedLink, UsedMap,
+            PinnedLink, Program, UsedMap,
         },
     },
 };
@@ -80,8 +80,8 @@ impl Reach {
 impl fmt::Display for Reach {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Itself => f.write_str("yes"),
-            Self::TailCall { .. } => f.write_str("yes, tail call"),
+            Self::Itself => f.write_str("itself"),
+            Self::TailCall { .. } => f.write_str("tail call"),
             Self::OtherMap { map } => write!(f, "OTHER MAP {map}"),
             Self::No => f.write_str("no"),
             Self::NoProgram => f.write_str("no program"),
@@ -377,6 +377,10 @@ struct View<'a> {
     attachments: &'a Attachments,
     services_v4: Option<&'a MapRecord>,
     services_v6: Option<&'a MapRecord>,
+    /// By id: a node has thousands of programs, each of which is asked about often.
+    programs: HashMap<u32, &'a Program>,
+    maps: HashMap<u32, &'a UsedMap>,
+    hooks: HashMap<u32, Vec<&'a DeviceHook>>,
 }
 
 impl<'a> View<'a> {
@@ -391,9 +395,17 @@ impl<'a> View<'a> {
                 })
                 .max_by_key(|map| map.kind().map(|(_, _, generation)| generation))
         };
+        let attachments = evidence.attachments.as_ref()?;
+        let mut hooks: HashMap<u32, Vec<&DeviceHook>> = HashMap::new();
+        for hook in &attachments.hooks {
+            hooks.entry(hook.ifindex).or_default().push(hook);
+        }
         Some(Self {
             evidence,
-            attachments: evidence.attachments.as_ref()?,
+            attachments,
+            programs: attachments.programs.iter().map(|one| (one.id, one)).collect(),
+            maps: attachments.maps.iter().map(|one| (one.id, one)).collect(),
+            hooks,
             services_v4: services(Family::V4),
             services_v6: services(Family::V6),
         })
@@ -411,9 +423,8 @@ impl<'a> View<'a> {
     }
 
     fn device(&self, ifindex: u32) -> DeviceDatapath {
-        let Attachments { hooks, other_filters, .. } = self.attachments;
-        let mut here: Vec<&DeviceHook> =
-            hooks.iter().filter(|hook| hook.ifindex == ifindex).collect();
+        let other_filters = &self.attachments.other_filters;
+        let mut here = self.hooks.get(&ifindex).cloned().unwrap_or_default();
         here.sort_by_key(|hook| (hook.kind, hook.order));
         let programs: Vec<HookProgram> = here.iter().map(|hook| self.hook_program(hook)).collect();
         let other_filters: Vec<OtherFilter> =
@@ -430,10 +441,10 @@ impl<'a> View<'a> {
     }
 
     fn hook_program(&self, hook: &DeviceHook) -> HookProgram {
-        let program = self.attachments.program(hook.program);
+        let program = self.program(hook.program);
         let filter = hook.filter.as_ref().and_then(|filter| filter.name.clone());
         let name = program.map(|program| program.name.clone());
-        let is_cilium = is_cilium(self.attachments, hook.program, filter.as_deref());
+        let is_cilium = self.is_cilium(hook.program, filter.as_deref());
         let holder = match hook.link {
             None => Holder::Hook,
             Some(link) => match self.attachments.links.iter().find(|pin| pin.id == link) {
@@ -476,8 +487,8 @@ impl<'a> View<'a> {
                     hook: attach_type.clone(),
                     order: *order,
                     program: *program,
-                    name: self.attachments.program(*program).map(|one| one.name.clone()),
-                    is_cilium: is_cilium(self.attachments, *program, None),
+                    name: self.program(*program).map(|one| one.name.clone()),
+                    is_cilium: self.is_cilium(*program, None),
                     services: services.map(|map| self.reach(*program, map)),
                 }
             })
@@ -497,7 +508,7 @@ impl<'a> View<'a> {
         let mut seen = HashSet::from([program]);
         let mut queue = VecDeque::from([(program, Vec::new())]);
         while let Some((id, via)) = queue.pop_front() {
-            let Some(found) = self.attachments.program(id) else {
+            let Some(found) = self.program(id) else {
                 unknown.get_or_insert_with(|| {
                     self.missing(DETAILS).unwrap_or_else(|| {
                         format!("program {id} was unloaded before it could be read")
@@ -514,7 +525,7 @@ impl<'a> View<'a> {
             for &next in &found.tail_calls {
                 if seen.insert(next) {
                     let mut via = via.clone();
-                    via.push(match self.attachments.program(next) {
+                    via.push(match self.program(next) {
                         Some(program) => program.name.clone(),
                         None => format!("program {next}"),
                     });
@@ -531,13 +542,12 @@ impl<'a> View<'a> {
 
     /// Of these maps, one that has the name and the layout of a pinned one, but is another.
     fn twin(&self, maps: &[u32], pinned: &MapRecord) -> Option<u32> {
-        let mut used = maps.iter().filter_map(|&id| self.used_map(id));
+        let mut used = maps.iter().filter_map(|id| self.maps.get(id));
         used.find(|map| is_twin(map, pinned)).map(|map| map.id)
     }
 
-    fn used_map(&self, id: u32) -> Option<&UsedMap> {
-        let maps = &self.attachments.maps;
-        maps.binary_search_by_key(&id, |map| map.id).ok().map(|index| &maps[index])
+    fn program(&self, id: u32) -> Option<&'a Program> {
+        self.programs.get(&id).copied()
     }
 
     /// Pinned maps of which attached Cilium programs use a twin, and not the pinned one.
@@ -550,7 +560,7 @@ impl<'a> View<'a> {
         let attached =
             attached.chain(self.attachments.cgroup.iter().map(|hook| (hook.program, None)));
         for (program, filter) in attached {
-            if is_cilium(self.attachments, program, filter) {
+            if self.is_cilium(program, filter) {
                 reached_by.entry(program).or_insert_with(|| self.all_maps(program));
             }
         }
@@ -582,13 +592,30 @@ impl<'a> View<'a> {
             .collect()
     }
 
+    /// Whether a program is Cilium's: by its name, as the agent itself decides; where that is not
+    /// known or says nothing, by its filter's name or by Cilium's pin of the link that holds it.
+    fn is_cilium(&self, program: u32, filter: Option<&str>) -> bool {
+        let of_cilium = |name: &str| name.starts_with("cil_");
+        let described = self.program(program);
+        if described.is_some_and(|program| of_cilium(&program.name)) {
+            return true;
+        }
+        let by_filter = filter.is_some_and(|filter| {
+            of_cilium(filter) || LEGACY_FILTERS.iter().any(|start| filter.starts_with(start))
+        });
+        let by_pin = |link: &PinnedLink| {
+            link.program == program && link.path.rsplit('/').next().is_some_and(of_cilium)
+        };
+        by_filter || (described.is_none() && self.attachments.links.iter().any(by_pin))
+    }
+
     /// Every map that a program or one that it can tail-call uses.
     fn all_maps(&self, program: u32) -> HashSet<u32> {
         let mut maps = HashSet::new();
         let mut seen = HashSet::new();
         let mut next = vec![program];
         while let Some(id) = next.pop() {
-            if let Some(found) = self.attachments.program(id).filter(|_| seen.insert(id)) {
+            if let Some(found) = self.program(id).filter(|_| seen.insert(id)) {
                 maps.extend(&found.maps);
                 next.extend(&found.tail_calls);
             }
@@ -609,22 +636,6 @@ fn is_twin(map: &UsedMap, pinned: &MapRecord) -> bool {
 
 /// Beginnings of the filter names of Cilium before its programs had names of their own.
 const LEGACY_FILTERS: [&str; 5] = ["cilium-", "bpf_netdev", "bpf_host", "bpf_lxc", "bpf_overlay"];
-
-/// Whether a program is Cilium's: by its name, as the agent itself decides; where that is not
-/// known or says nothing, by its filter's name or by Cilium's pin of the link that holds it.
-fn is_cilium(attachments: &Attachments, program: u32, filter: Option<&str>) -> bool {
-    let of_cilium = |name: &str| name.starts_with("cil_");
-    if attachments.program(program).is_some_and(|program| of_cilium(&program.name)) {
-        return true;
-    }
-    let by_filter = filter.is_some_and(|filter| {
-        of_cilium(filter) || LEGACY_FILTERS.iter().any(|start| filter.starts_with(start))
-    });
-    let by_pin = |link: &PinnedLink| {
-        link.program == program && link.path.rsplit('/').next().is_some_and(of_cilium)
-    };
-    by_filter || (attachments.program(program).is_none() && attachments.links.iter().any(by_pin))
-}
 
 /// Whether services are translated at this hook by this kind of program.
 ///

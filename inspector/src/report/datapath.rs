@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table, Width, presets};
 use serde::Serialize;
 
 use super::{
@@ -31,13 +31,16 @@ struct Row {
     device: String,
     hook: String,
     program: String,
+    id: String,
     services: String,
     held: String,
     color: Option<Color>,
 }
 
-const HEADER: [&str; 5] = ["DEVICE", "HOOK", "PROGRAM", "SERVICES", "HELD BY"];
-const SOCKET_HEADER: [&str; 4] = ["CGROUP", "HOOK", "PROGRAM", "SERVICES"];
+const HEADER: [&str; 6] = ["DEVICE", "HOOK", "PROGRAM", "ID", "SERVICES", "HELD BY"];
+const SOCKET_HEADER: [&str; 5] = ["CGROUP", "HOOK", "PROGRAM", "ID", "SERVICES"];
+/// Columns that a program's name has at least, of 80: those of `cil_from_container` and a space.
+const NAME: u16 = 19;
 
 impl Report<'_> {
     /// Writes it for a terminal.
@@ -48,7 +51,7 @@ impl Report<'_> {
         let Self { datapath, evidence } = *self;
         let mut table = new_table(style);
         table.set_header(HEADER);
-        for Row { device, hook, program, services, held, color } in self.rows(style.verbose) {
+        for Row { device, hook, program, id, services, held, color } in self.rows(style.verbose) {
             let services = Cell::new(services);
             let services = match color {
                 Some(color) => services.fg(color),
@@ -58,10 +61,12 @@ impl Report<'_> {
                 Cell::new(device),
                 Cell::new(hook),
                 Cell::new(program),
+                Cell::new(id),
                 services,
                 Cell::new(held),
             ]);
         }
+        finish(&mut table);
         print(&table, out)?;
         if let Some(bare) = self.bare_devices() {
             writeln!(out, "\nWithout programs: {bare}")?;
@@ -73,6 +78,7 @@ impl Report<'_> {
                 table.add_row(row);
             }
             writeln!(out)?;
+            finish(&mut table);
             print(&table, out)?;
         }
         if !datapath.idle_pins.is_empty() {
@@ -108,8 +114,8 @@ impl Report<'_> {
             escape(&evidence.host.kernel)
         )?;
         header(&HEADER, out)?;
-        for Row { device, hook, program, services, held, color: _ } in self.rows(true) {
-            line([device, hook, program, services, held], out)?;
+        for Row { device, hook, program, id, services, held, color: _ } in self.rows(true) {
+            line([device, hook, program, id, services, held], out)?;
         }
         if let Some(bare) = self.bare_devices() {
             writeln!(out, "\nWithout programs: {}", escape(&bare))?;
@@ -192,6 +198,7 @@ impl Report<'_> {
                     device: name.take().unwrap_or_default(),
                     hook: numbered(device, program),
                     program: program_name(program, full),
+                    id: program.program.to_string(),
                     services,
                     held: held(&program.holder, full),
                     color,
@@ -202,6 +209,7 @@ impl Report<'_> {
                     device: name.take().unwrap_or_default(),
                     hook: hook_name(filter.kind).to_owned(),
                     program: format!("{} filter, priority {}", filter.filter, filter.priority),
+                    id: String::new(),
                     services: "foreign".to_owned(),
                     held: "filter".to_owned(),
                     color: Some(Color::Yellow),
@@ -222,7 +230,7 @@ impl Report<'_> {
         (!bare.is_empty()).then(|| bare.join(", "))
     }
 
-    fn socket_rows(&self) -> Vec<[String; 4]> {
+    fn socket_rows(&self) -> Vec<[String; 5]> {
         let mut rows = Vec::new();
         for socket in &self.datapath.sockets {
             let SocketDatapath { subject, cgroup, problem, programs } = socket;
@@ -232,17 +240,20 @@ impl Report<'_> {
             });
             if let Some(problem) = problem {
                 let place = place.take().unwrap_or_default();
-                rows.push([place, String::new(), format!("unknown: {problem}"), String::new()]);
+                let text = format!("unknown: {problem}");
+                rows.push([place, String::new(), text, String::new(), String::new()]);
             } else if programs.is_empty() {
                 let place = place.take().unwrap_or_default();
-                rows.push([place, String::new(), "none".to_owned(), String::new()]);
+                let text = "none".to_owned();
+                rows.push([place, String::new(), text, String::new(), String::new()]);
             }
             for program in programs {
                 let name = program.name.as_deref().unwrap_or("unknown");
                 rows.push([
                     place.take().unwrap_or_default(),
                     program.hook.clone(),
-                    format!("{name} {}", program.program),
+                    name.to_owned(),
+                    program.program.to_string(),
                     match (&program.services, program.is_cilium) {
                         (_, false) => "foreign".to_owned(),
                         (Some(reach), true) => reach.to_string(),
@@ -268,7 +279,7 @@ fn numbered(device: &DeviceDatapath, program: &HookProgram) -> String {
 
 fn program_name(program: &HookProgram, full: bool) -> String {
     let name = program.name.as_deref().or(program.filter.as_deref()).unwrap_or("unknown");
-    let mut text = format!("{name} {}", program.program);
+    let mut text = name.to_owned();
     if full && let Some(filter) = &program.filter {
         text.push_str(" as ");
         text.push_str(filter);
@@ -311,8 +322,9 @@ fn held(holder: &Holder, full: bool) -> String {
     match holder {
         Holder::Hook => "hook".to_owned(),
         Holder::Pinned { link, path } if full => format!("link {link}, {path}"),
-        Holder::Pinned { link, .. } => format!("pin, {link}"),
-        Holder::Unpinned { link } => format!("link {link}"),
+        Holder::Unpinned { link } if full => format!("link {link}, not pinned"),
+        Holder::Pinned { .. } => "pin".to_owned(),
+        Holder::Unpinned { .. } => "link".to_owned(),
     }
 }
 
@@ -341,6 +353,19 @@ fn new_table(style: Style) -> Table {
         table.force_no_tty();
     }
     table
+}
+
+/// Little space between columns, and names that are not cut.
+fn finish(table: &mut Table) {
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 1));
+    }
+    if let Some(program) = table.column_mut(2) {
+        program.set_constraint(ColumnConstraint::LowerBoundary(Width::Fixed(NAME)));
+    }
+    if let Some(id) = table.column_mut(3) {
+        id.set_constraint(ColumnConstraint::ContentWidth);
+    }
 }
 
 fn print(table: &Table, out: &mut dyn Write) -> io::Result<()> {
