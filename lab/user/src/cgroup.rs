@@ -53,7 +53,8 @@ pub fn create(name: &str) -> Result<PathBuf, StateError> {
     Ok(path)
 }
 
-/// A file to write `0` to, which puts the writing process into the cgroup.
+/// A file that puts a process into the cgroup: the one whose number is written to it, or with `0` the
+/// one that writes.
 ///
 /// # Errors
 /// [`StateError::Call`].

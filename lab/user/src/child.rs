@@ -18,8 +18,9 @@ use nix::{
 };
 
 /// Starts a process named `name` (15 bytes at most, as `ps` shows it) that has `files` as its
-/// descriptors from 3 on, and runs `life` with `state`, which the caller has allocated. It is in the
-/// network namespace of the calling thread, by which [`crate::state::remove`] finds it.
+/// descriptors from 3 on, and runs `life` with `state`, which the caller has allocated. It goes into
+/// the cgroup that `entrance` belongs to (see [`crate::cgroup::entrance`]), and is in the network
+/// namespace of the calling thread, by which [`crate::state::remove`] finds it.
 ///
 /// # Safety
 /// `life` must do only what is safe in a signal handler.
@@ -29,6 +30,7 @@ use nix::{
 pub unsafe fn start<S>(
     name: &CStr,
     files: &[OwnedFd],
+    entrance: Option<&OwnedFd>,
     mut state: S,
     life: impl FnOnce(&mut S) -> Infallible,
 ) -> io::Result<()> {
@@ -36,9 +38,13 @@ pub unsafe fn start<S>(
     let null = File::options().read(true).write(true).open("/dev/null")?;
     // SAFETY: the child does only what is safe in a signal handler: `leave` makes system calls and
     // nothing else, `life` is the caller's promise, and neither returns.
-    if let ForkResult::Child = unsafe { fork() }? {
+    let forked = unsafe { fork() }?;
+    if let ForkResult::Child = forked {
         leave(name, null.as_raw_fd(), &mut numbers);
         life(&mut state);
+    }
+    if let (ForkResult::Parent { child }, Some(entrance)) = (forked, entrance) {
+        nix::unistd::write(entrance, child.to_string().as_bytes())?;
     }
     Ok(())
 }

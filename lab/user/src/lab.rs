@@ -205,7 +205,7 @@ impl Builder {
                 lab.record.cgroup = cgroup::path(lab.name())?;
             }
             let _step = signals::step();
-            server::start(lab.name(), plan, &backends)?;
+            server::start(lab.name(), plan, &backends, lab.record.cgroup.as_deref())?;
         }
         lab.record.complete = true;
         {

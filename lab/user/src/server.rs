@@ -12,11 +12,12 @@ use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket},
     os::fd::OwnedFd,
+    path::Path,
 };
 
 use crate::{
     capture::Capture,
-    child,
+    cgroup, child,
     netns::{self, Ns},
     plan::Plan,
     state::StateError,
@@ -106,7 +107,7 @@ pub fn backends(capture: &Capture) -> Vec<(SocketAddr, Transport)> {
 }
 
 /// Starts the servers of the lab `name`: for those of `backends` that are pods of the node or the
-/// plain host in its LAN.
+/// plain host in its LAN. Those of pods are in `cgroup`, as pods are.
 ///
 /// # Errors
 /// [`ServerError`].
@@ -114,7 +115,9 @@ pub fn start(
     name: &str,
     plan: &Plan,
     backends: &[(SocketAddr, Transport)],
+    cgroup: Option<&Path>,
 ) -> Result<(), ServerError> {
+    let entrance = cgroup.map(cgroup::entrance).transpose()?;
     let pods = plan.pods().map(|pod| (Ns::Pod(pod.number), &pod.addresses[..]));
     for (place, addresses) in pods.chain([(Ns::Host60, &HOST60[..])]) {
         let here = backends.iter().filter(|(address, _)| addresses.contains(&address.ip()));
@@ -123,12 +126,17 @@ pub fn start(
             continue;
         }
         let namespace = crate::state::open_file(&netns::path(name, place))?;
-        netns::run_in(&namespace, || serve(place, &here))?;
+        let entrance = entrance.as_ref().filter(|_| place != Ns::Host60);
+        netns::run_in(&namespace, || serve(place, &here, entrance))?;
     }
     Ok(())
 }
 
-fn serve(place: Ns, addresses: &[(SocketAddr, Transport)]) -> Result<(), ServerError> {
+fn serve(
+    place: Ns,
+    addresses: &[(SocketAddr, Transport)],
+    entrance: Option<&OwnedFd>,
+) -> Result<(), ServerError> {
     let failed =
         |what: String| move |source| ServerError::Start { place, what: what.clone(), source };
     let mut sockets: Vec<OwnedFd> = Vec::new();
@@ -158,7 +166,7 @@ fn serve(place: Ns, addresses: &[(SocketAddr, Transport)]) -> Result<(), ServerE
     }
     let server = Server { who, addresses: addresses.to_vec(), polled, next: 0 };
     // SAFETY: `Server::live` makes system calls, and formats into memory that it has.
-    unsafe { child::start(NAME, &sockets, server, Server::live) }
+    unsafe { child::start(NAME, &sockets, entrance, server, Server::live) }
         .map_err(failed("the process".to_owned()))
 }
 

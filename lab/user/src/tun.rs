@@ -67,7 +67,7 @@ pub fn pump(one: OwnedFd, other: OwnedFd) -> io::Result<()> {
     // Allocated here, because the child must not. An IP packet is no longer.
     let packet = vec![0; 65536];
     // SAFETY: `life` makes system calls and nothing else.
-    unsafe { child::start(PUMP, &[one, other], packet, |packet| life(packet)) }
+    unsafe { child::start(PUMP, &[one, other], None, packet, |packet| life(packet)) }
 }
 
 /// The life of the pump, whose devices are the descriptors 3 and 4.
