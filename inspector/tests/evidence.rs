@@ -207,7 +207,7 @@ fn the_schema_describes_every_file_that_is_saved() {
             last = check();
         }
     }
-    assert_eq!(files, 48);
+    assert_eq!(files, 60);
 
     // And not just anything.
     for field in last.as_object().expect("an object").keys().cloned().collect::<Vec<_>>() {

@@ -65,7 +65,15 @@ fn outside_devices(evidence: &Evidence) -> Vec<Device> {
             }
         }
     }
-    devices.retain(|device| !is_inner(&device.name));
+    devices.retain(|device| {
+        // Nothing arrives on a device that is down.
+        let down = evidence
+            .network
+            .as_ref()
+            .and_then(|network| network.link(device.ifindex))
+            .is_some_and(|link| !link.up);
+        !is_inner(&device.name) && !down
+    });
     if !evidence.via.is_empty() {
         devices.retain(|device| evidence.via.contains(&device.name));
     }
