@@ -1,80 +1,12 @@
-//! Builds the eBPF side, after a look at whether that can work.
+//! Builds inspector's eBPF programs.
 
-use std::env;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
-// One place says which versions go together and where set-up puts them.
-#[path = "../xtask/src/toolchain.rs"]
-mod toolchain;
+#[path = "../xtask/build/ebpf.rs"]
+mod ebpf;
 
 fn main() -> ExitCode {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    for path in
-        ["inspector-common", "inspector-ebpf", "Cargo.lock", "Cargo.toml", "xtask/src/toolchain.rs"]
-    {
-        println!("cargo::rerun-if-changed={}", root.join(path).display());
-    }
-    for variable in ["INSPECTOR_TOOLS", "XDG_CACHE_HOME", "HOME", "PATH"] {
-        println!("cargo::rerun-if-env-changed={variable}");
-    }
-    match build(&root) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(sentence) => {
-            println!("cargo::error={sentence}");
-            // Cargo itself says that there was an error, and shows the sentence alone.
-            ExitCode::SUCCESS
-        }
-    }
-}
-
-fn build(root: &Path) -> Result<(), String> {
-    let (linker, library) = find()?;
-    println!("cargo::rerun-if-changed={}", linker.display());
-    println!("cargo::rerun-if-changed={}", library.join("Cargo.lock").display());
-
-    let mut path = vec![linker.parent().map(PathBuf::from).unwrap_or_default()];
-    path.extend(env::split_paths(&env::var_os("PATH").unwrap_or_default()));
-    let path =
-        env::join_paths(path).map_err(|error| format!("PATH cannot be extended: {error}"))?;
-    // SAFETY: a build script's main thread is the only one, nothing reads the environment meanwhile.
-    unsafe {
-        env::set_var("PATH", path);
-        // Core is built from source, which a stable compiler allows only so. It is set here and not
-        // for the workspace, where build scripts would take the compiler for a nightly.
-        env::set_var("RUSTC_BOOTSTRAP", "1");
-        // Whatever the inner cargo prints comes out as a warning: let it print only such.
-        env::set_var("CARGO_TERM_QUIET", "true");
-    }
-    let toolchain = env::var("RUSTUP_TOOLCHAIN").unwrap_or_else(|_| "stable".to_owned());
-    let folder = root.join("inspector-ebpf");
-    aya_build::build_ebpf(
-        [aya_build::Package {
-            name: "inspector-ebpf",
-            root_dir: folder.to_str().ok_or("the path of the workspace is not UTF-8")?,
-            ..Default::default()
-        }],
-        aya_build::Toolchain::Custom(&toolchain),
-    )
-    .map_err(|error| format!("the eBPF programs could not be built: {error:#}"))
-}
-
-/// The BPF linker and core's source.
-fn find() -> Result<(PathBuf, PathBuf), String> {
-    let linker = toolchain::bpf_linker().ok_or_else(|| {
-        format!(
-            "bpf-linker {}, which links the eBPF programs, is missing: run `cargo xtask setup`",
-            toolchain::BPF_LINKER_VERSION
-        )
-    })?;
-    let rustc = env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
-    let library = toolchain::library_in(&toolchain::sysroot(Path::new(&rustc))?);
-    if !toolchain::library_is_complete(&library) {
-        return Err(format!(
-            "core's source, which the eBPF programs are built with, is missing at {}: run `cargo \
-             xtask setup`",
-            library.display()
-        ));
-    }
-    Ok((linker, library))
+    ebpf::run(&root, "inspector-ebpf", "inspector-ebpf", &["inspector-common"])
 }

@@ -12,7 +12,7 @@ use crate::{process, root, setup};
 #[derive(Args)]
 #[command(disable_help_flag = true)]
 pub struct Arguments {
-    /// What `inspector-lab` takes: `up`, `exec`, `down`, each with --help.
+    /// What `inspector-lab` takes: `up`, `exec`, `probe`, `down`, each with --help.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGUMENTS")]
     arguments: Vec<OsString>,
 }

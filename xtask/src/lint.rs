@@ -42,20 +42,15 @@ pub fn dependencies() -> Result<()> {
 /// Clippy with warnings denied: all targets of the host's crates, and the BPF programs for the BPF
 /// target.
 pub fn clippy() -> Result<()> {
-    process::run(process::cargo().args([
-        "clippy",
-        "--workspace",
-        "--exclude",
-        "inspector-ebpf",
-        "--all-targets",
-        "--",
-        "--deny",
-        "warnings",
-    ]))?;
-    // The same unstable option, allowed in the same way, as in inspector's build script.
+    let mut host = process::cargo();
+    host.args(["clippy", "--workspace"]);
+    host.args(process::EBPF.iter().flat_map(|name| ["--exclude", name]));
+    process::run(host.args(["--all-targets", "--", "--deny", "warnings"]))?;
+    // The same unstable option, allowed in the same way, as in the build scripts.
+    let mut bpf = process::cargo();
+    bpf.arg("clippy").args(process::EBPF.iter().flat_map(|name| ["--package", name]));
     process::run(
-        process::cargo()
-            .args(["clippy", "--package", "inspector-ebpf", "--target", "bpfel-unknown-none"])
+        bpf.args(["--target", "bpfel-unknown-none"])
             .args(["-Z", "build-std=core", "--", "--deny", "warnings"])
             .env("RUSTC_BOOTSTRAP", "1")
             .env("AYA_BPF_TARGET_ARCH", std::env::consts::ARCH),

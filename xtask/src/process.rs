@@ -7,6 +7,9 @@ use std::{env, io};
 
 use anyhow::{Context as _, Result, bail};
 
+/// The crates that are built for the BPF target and never for the host.
+pub const EBPF: [&str; 2] = ["inspector-ebpf", "inspector-lab-ebpf"];
+
 /// The workspace's top folder.
 pub fn workspace() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")

@@ -27,6 +27,7 @@ pub fn run() -> Result<()> {
     let start = Instant::now();
     ensure()?;
     cargo_deny()?;
+    netfilter()?;
     eprintln!("set-up complete after {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -49,6 +50,26 @@ pub fn cargo_deny() -> Result<PathBuf> {
     // Unoptimised: it runs for a second, and takes minutes less to build.
     cargo_install("cargo-deny", CARGO_DENY_VERSION, &root, &["--debug"])?;
     Ok(path)
+}
+
+/// The programs of netfilter, with which tests make rules: the system's, else Debian's, unpacked
+/// beside the other tools.
+fn netfilter() -> Result<()> {
+    let is_there = |root: &Path| {
+        ["iptables-nft-save", "ip6tables-nft-save", "nft"]
+            .iter()
+            .all(|tool| root.join("usr/sbin").join(tool).exists())
+    };
+    let root = tools_dir()?.join("netfilter");
+    if let Some(root) = [Path::new("/"), &root].into_iter().find(|root| is_there(root)) {
+        eprintln!("iptables and nftables: there ({})", root.display());
+        return Ok(());
+    }
+    debian::unpack(&["iptables", "nftables"], &root).context(
+        "cannot get the programs of netfilter: install the packages iptables and nftables",
+    )?;
+    eprintln!("iptables and nftables: unpacked ({})", root.display());
+    Ok(())
 }
 
 fn tools_dir() -> Result<PathBuf> {

@@ -14,7 +14,8 @@ pub fn run() -> Result<()> {
     lint::clippy()?;
 
     let mut tests = process::cargo();
-    tests.args(["test", "--workspace", "--exclude", "inspector-ebpf", "--no-fail-fast"]);
+    tests.args(["test", "--workspace", "--no-fail-fast"]);
+    tests.args(process::EBPF.iter().flat_map(|name| ["--exclude", name]));
     root::run_through(&mut tests, &prefix);
     process::run(&mut tests)
 }

@@ -1,7 +1,7 @@
 //! What the BPF side needs to be built, and where it is looked for.
 //!
-//! This file is compiled twice: into `xtask`, which installs these things, and into the build
-//! script of `inspector`, which uses them. It therefore depends on nothing but `std`.
+//! This file is compiled into `xtask`, which installs these things, and into the build scripts of
+//! the crates with eBPF programs, which use them. It therefore depends on nothing but `std`.
 //!
 //! Three versions go together: the compiler (`rust-toolchain.toml`), its LLVM, which bpf-linker
 //! loads at run time, and core's source, which is compiled for the BPF target.

@@ -3,7 +3,10 @@
 use std::{io::IsTerminal, path::PathBuf};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use inspector::{evidence::VipQuery, judge::expect::Expectation, report::lb_list::View};
+use inspector::{
+    collect::network::agent, evidence::VipQuery, judge::expect::Expectation, report::lb_list::View,
+    sys::netns::Netns,
+};
 
 /// What a Cilium node has programmed for a `LoadBalancer` VIP, read from the kernel's own maps: no
 /// agent needed, nothing modified.
@@ -115,6 +118,24 @@ pub struct VipArgs {
     /// ADDR, ADDR:PORT or ADDR:PORT/PROTO; IPv6 with a port in brackets.
     #[arg(value_name = "ADDR[:PORT[/PROTO]]")]
     pub vip: VipQuery,
+    /// Ask Cilium's agent for its frontends, by the API at its socket, to compare.
+    #[arg(
+        long,
+        value_name = "SOCKET",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = agent::SOCKET
+    )]
+    pub agent: Option<PathBuf>,
+    /// State directory of Cilium's agent, instead of /var/run/cilium/state.
+    #[arg(long, value_name = "PATH")]
+    pub state: Option<PathBuf>,
+    /// Only these devices, instead of all from which clients' packets can come.
+    #[arg(long, value_name = "DEV", value_delimiter = ',')]
+    pub via: Vec<String>,
+    /// As seen by a client with this address: source ranges depend on it.
+    #[arg(long, value_name = "ADDR")]
+    pub source: Option<std::net::IpAddr>,
     #[command(flatten)]
     pub expect: Expect,
 }
@@ -200,6 +221,10 @@ pub struct Common {
     /// Mount point of the BPF file system that holds Cilium's pins, instead of the one found.
     #[arg(long, global = true, value_name = "PATH", env = "INSPECT_BPFFS")]
     bpffs: Option<PathBuf>,
+    /// Network namespace to look at, instead of the one in which this is started: a path, a name
+    /// that `ip netns list` shows, or the id of a process in it.
+    #[arg(long, global = true, value_name = "PATH|NAME|PID")]
+    netns: Option<Netns>,
     /// When to colour.
     #[arg(long, global = true, value_enum, default_value_t = When::Auto, value_name = "WHEN")]
     color: When,
@@ -222,6 +247,8 @@ pub struct Resolved {
     pub save: Option<PathBuf>,
     /// BPF file system to read.
     pub bpffs: Option<PathBuf>,
+    /// Network namespace to look at.
+    pub netns: Option<Netns>,
     /// Whether to colour.
     pub color: bool,
     /// Say less.
@@ -233,7 +260,7 @@ pub struct Resolved {
 impl Resolved {
     /// Settles what depends on the environment.
     pub fn new(common: Common) -> anyhow::Result<Self> {
-        let Common { output, from, save, bpffs, color, quiet, verbose } = common;
+        let Common { output, from, save, bpffs, netns, color, quiet, verbose } = common;
         if save.as_deref().is_some_and(|path| path.as_os_str() == "-") {
             anyhow::bail!("--save takes a file: standard output is for the answer");
         }
@@ -247,6 +274,6 @@ impl Resolved {
         };
         // An empty variable is none.
         let bpffs = bpffs.filter(|path| !path.as_os_str().is_empty());
-        Ok(Self { format: output, from, save, bpffs, color, quiet, verbose })
+        Ok(Self { format: output, from, save, bpffs, netns, color, quiet, verbose })
     }
 }

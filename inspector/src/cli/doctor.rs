@@ -4,7 +4,10 @@ use std::io::{self, Write};
 
 use anyhow::bail;
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
-use inspector::collect::abilities::{self, Ability, Status};
+use inspector::collect::{
+    CollectError,
+    abilities::{self, Ability, Status},
+};
 use serde::Serialize;
 
 use super::{
@@ -18,7 +21,11 @@ pub fn run(options: &Resolved) -> anyhow::Result<Answer> {
     if options.from.is_some() || options.save.is_some() {
         bail!("`inspect doctor` looks at this node: it takes neither --from nor --save");
     }
-    let abilities = abilities::look(options.bpffs.as_deref());
+    let look = || abilities::look(options.bpffs.as_deref());
+    let abilities = match &options.netns {
+        Some(netns) => netns.run(look).map_err(CollectError::from)?,
+        None => look(),
+    };
     output::write_stdout(|out| match options.format {
         Format::Json => json(&abilities, out),
         Format::Markdown => markdown(&abilities, out),

@@ -41,16 +41,23 @@ pub enum Loaded {
 impl Loaded {
     /// Reads the file that was named, else the node.
     pub fn new(question: Question, options: &Resolved) -> anyhow::Result<Self> {
+        Self::load(Options::new(question), options)
+    }
+
+    /// Reads the file that was named, else the node, as `node` says; what every command takes is
+    /// filled in.
+    pub fn load(node: Options, options: &Resolved) -> anyhow::Result<Self> {
         if let Some(path) = &options.from {
             return Ok(Self::File(Box::new(Document::read(path)?)));
         }
         Ok(Self::Node(Box::new(collect::node(&Options {
             bpffs: options.bpffs.clone(),
-            question,
+            netns: options.netns.clone(),
             // Paths need not be UTF-8.
             arguments: std::env::args_os()
                 .map(|argument| argument.to_string_lossy().into_owned())
                 .collect(),
+            ..node
         })?)))
     }
 
@@ -59,6 +66,13 @@ impl Loaded {
         match self {
             Self::File(document) => &document.evidence,
             Self::Node(evidence) => evidence,
+        }
+    }
+
+    /// Narrows the question to some devices.
+    pub fn narrow(&mut self, via: &[String]) {
+        if let Self::Node(evidence) = self {
+            evidence.via = via.to_vec();
         }
     }
 

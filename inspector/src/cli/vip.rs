@@ -1,8 +1,8 @@
 //! `inspect vip`
 
 use inspector::{
-    collect::Question,
-    evidence::file::Document,
+    collect::{self, Question},
+    evidence::{VipQuery, file::Document},
     judge::{
         self, Judgement, Served,
         expect::{Checked, Expectation, Met},
@@ -18,8 +18,24 @@ use super::{
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
-    let loaded = Loaded::new(Question::Vip(args.vip), options)?;
-    let judgement = judge::judge_question(loaded.evidence(), args.vip)?;
+    let query = VipQuery { source: args.source, ..args.vip };
+    let node = collect::Options {
+        state: args.state.clone(),
+        agent: args.agent.clone(),
+        ..collect::Options::new(Question::Vip(query))
+    };
+    let mut loaded = Loaded::load(node, options)?;
+    let judgement = if let Loaded::File(document) = &loaded {
+        // The file stays as it is; the question may be another one.
+        let mut evidence = document.evidence.clone();
+        if !args.via.is_empty() {
+            evidence.via.clone_from(&args.via);
+        }
+        judge::judge_question(&evidence, query)?
+    } else {
+        loaded.narrow(&args.via);
+        judge::judge_question(loaded.evidence(), query)?
+    };
     let verdict = serde_json::to_value(&judgement.verdict)?;
     // The document (and its hash) costs as much as all the rest: made only where it is used.
     let needed = options.save.is_some() || options.format == Format::Markdown;

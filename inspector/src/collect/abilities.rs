@@ -100,8 +100,11 @@ pub fn look(bpffs: Option<&Path>) -> Vec<Ability> {
 fn privileges(abilities: &mut Vec<Ability>) {
     let held = host::capabilities().unwrap_or_default();
     let has = |name: &str| held.iter().any(|one| one == name || one == "CAP_SYS_ADMIN");
-    let unprivileged = fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled")
-        .is_ok_and(|text| text.trim() == "0");
+    // From 6.5 on the setting stops only the making of maps and the loading of programs (commit
+    // 1d28635abcf1, "bpf: Move unprivileged checks into map_create() and bpf_prog_load()").
+    let unprivileged = version_of(&host::kernel_release()).is_some_and(|kernel| kernel >= (6, 5))
+        || fs::read_to_string("/proc/sys/kernel/unprivileged_bpf_disabled")
+            .is_ok_and(|text| text.trim() == "0");
     for (name, enables) in [
         ("CAP_BPF", "reading maps: `inspect vip`, `service list`, `lb list`"),
         ("CAP_PERFMON", "tracing with tracepoints and kprobes"),

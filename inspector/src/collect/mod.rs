@@ -4,6 +4,7 @@ pub mod abilities;
 pub mod bpffs;
 pub mod dump;
 pub mod maps;
+pub mod network;
 pub mod programs;
 mod select;
 
@@ -11,6 +12,7 @@ use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
+    thread,
     time::SystemTime,
 };
 
@@ -20,9 +22,13 @@ use crate::{
         Bpffs, Device, Evidence, Host, MapRecord, SCHEMA, SCHEMA_MINOR, Source, SourceStatus,
         Subject, Time, Tool, VipQuery,
     },
-    sys::host,
+    sys::{
+        host,
+        netns::{Netns, NetnsError},
+    },
 };
 use maps::{MapError, OpenMap};
+use network::NetworkQuestion;
 use programs::CgroupSubject;
 
 /// What to collect, and where.
@@ -34,6 +40,20 @@ pub struct Options {
     pub question: Question,
     /// Arguments of the program, to be kept in the evidence.
     pub arguments: Vec<String>,
+    /// The network namespace to read, instead of that of this thread.
+    pub netns: Option<Netns>,
+    /// The agent's state directory, if it is not the usual one.
+    pub state: Option<PathBuf>,
+    /// The socket of the agent's API, if the agent is to be asked for its frontends.
+    pub agent: Option<PathBuf>,
+}
+
+impl Options {
+    /// A question to this node, with everything where it usually is.
+    #[must_use]
+    pub fn new(question: Question) -> Self {
+        Self { bpffs: None, question, arguments: Vec::new(), netns: None, state: None, agent: None }
+    }
 }
 
 /// A question to the node.
@@ -121,6 +141,9 @@ pub enum CollectError {
     /// No map could be opened for want of privilege.
     #[error("cannot read Cilium's maps: {0}")]
     Permission(MapError),
+    /// The network namespace could not be entered.
+    #[error(transparent)]
+    Netns(#[from] NetnsError),
     /// The number of CPUs could not be told.
     #[error("cannot tell the number of CPUs: {0}")]
     Cpus(io::Error),
@@ -135,6 +158,7 @@ impl CollectError {
     pub fn is_permission(&self) -> bool {
         match self {
             Self::Permission(_) => true,
+            Self::Netns(error) => error.is_permission(),
             Self::Bpffs { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,
             _ => false,
         }
@@ -183,12 +207,20 @@ const VIP_KINDS: &[MapKind] = &[
 /// Reads the node.
 ///
 /// # Errors
-/// [`CollectError`] if nothing could be read; a single map that could not is told of in the
-/// evidence instead.
+/// [`CollectError`] if nothing could be read; a single map, or a part of the network, that could
+/// not is told of in the evidence instead.
 pub fn node(options: &Options) -> Result<Evidence, CollectError> {
     if cfg!(target_endian = "big") {
         return Err(CollectError::BigEndian);
     }
+    match &options.netns {
+        Some(netns) => netns.run(|| here(options))?,
+        None => here(options),
+    }
+}
+
+/// Reads the node, with the network namespace of this thread.
+fn here(options: &Options) -> Result<Evidence, CollectError> {
     let started = SystemTime::now();
     let cpus = host::possible_cpus().map_err(CollectError::Cpus)?;
     let bpffs = bpffs::find(options.bpffs.as_deref())?;
@@ -198,14 +230,15 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
     };
     let plan = plan(read, &options.question);
     let cgroups = options.question.cgroups();
-    let (maps, programs) = std::thread::scope(|scope| {
-        // Beside the maps; the thread is in the network namespace of this one.
+    // What the maps name is asked of the network when they were read, all else beside them; the
+    // threads are in the network namespace of this one.
+    let (snapshot, maps, programs) = thread::scope(|scope| {
+        let snapshot = (!matches!(options.question, Question::Tables(_)))
+            .then(|| scope.spawn(network::Snapshot::take));
         let programs =
             (!cgroups.is_empty()).then(|| scope.spawn(|| programs::collect(&read.path, &cgroups)));
         let maps = read_maps(read, &plan, &options.question, cpus);
-        let programs = programs
-            .map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
-        (maps, programs)
+        (snapshot.map(joined), maps, programs.map(joined))
     });
     let (mut records, mut sources) = maps?;
     let attachments = if let Some((attachments, of_programs)) = programs {
@@ -215,14 +248,32 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
         sources.push(not_attempted(crate::evidence::programs::DEVICES));
         None
     };
-    sources.push(not_attempted("routes and neighbours"));
     let (maglev, unread) = select::maglev_tables(&records, cpus);
     sources.extend(unread);
     let services_by_protocol = select::count_protocols(&records);
+    let devices = devices(read, &records, |ifindex| match &snapshot {
+        Some(snapshot) => snapshot.device_name(ifindex).map(ToOwned::to_owned),
+        None => host::interface_name(ifindex),
+    });
+    let network = if let Some(snapshot) = snapshot {
+        let about = match &options.question {
+            Question::Vip(query) => select::network_question(&records, query.address),
+            Question::Tables(_) | Question::Datapath { .. } => NetworkQuestion::default(),
+        };
+        let (state, agent) = (options.state.clone(), options.agent.clone());
+        let (mut network, more) = snapshot.answer(&NetworkQuestion { state, agent, ..about });
+        if let Some(namespace) = &mut network.namespace {
+            namespace.chosen = options.netns.as_ref().map(ToString::to_string);
+        }
+        sources.extend(more);
+        Some(network)
+    } else {
+        sources.push(not_attempted("routes and neighbours"));
+        None
+    };
     if let Question::Vip(query) = &options.question {
         select::keep(&mut records, query.address, &maglev);
     }
-    let devices = devices(read, &records);
     Ok(Evidence {
         schema: SCHEMA.to_owned(),
         minor: SCHEMA_MINOR,
@@ -250,13 +301,14 @@ pub fn node(options: &Options) -> Result<Evidence, CollectError> {
             Question::Tables(_) => Subject::Tables,
             Question::Datapath { pid } => Subject::Datapath { pid: *pid },
         },
+        via: Vec::new(),
         bpffs,
         devices,
         services_by_protocol,
         maglev,
         maps: records,
         attachments,
-        network: None,
+        network,
         sources,
         verdict: None,
     })
@@ -268,6 +320,11 @@ fn not_attempted(what: &str) -> Source {
         status: SourceStatus::NotAttempted,
         reason: Some("the question does not need it, or this version does not read it".to_owned()),
     }
+}
+
+/// What a thread returned; a panic there is one here.
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn rfc3339(time: SystemTime) -> String {
@@ -365,7 +422,7 @@ fn read_all<'a>(open: impl Iterator<Item = &'a OpenMap>, cpus: usize) -> Vec<Map
     let read = |maps: Vec<&OpenMap>| -> Vec<MapRecord> {
         maps.into_iter().map(|map| or_failed(map, map.read(cpus))).collect()
     };
-    std::thread::scope(|scope| {
+    thread::scope(|scope| {
         let services = scope.spawn(|| read(services));
         let mut records = read(rest);
         match services.join() {
@@ -385,7 +442,11 @@ fn or_failed(map: &OpenMap, result: Result<MapRecord, MapError>) -> MapRecord {
 }
 
 /// Devices that pins and maps name, with the names that they have here and now.
-fn devices(bpffs: &Bpffs, records: &[MapRecord]) -> Vec<Device> {
+fn devices(
+    bpffs: &Bpffs,
+    records: &[MapRecord],
+    name: impl Fn(u32) -> Option<String>,
+) -> Vec<Device> {
     let mut named: BTreeMap<u32, Vec<String>> = BTreeMap::new();
     for pin in &bpffs.pins {
         if let Some(index) = pin.strip_prefix("cilium_calls_netdev_")
@@ -418,10 +479,6 @@ fn devices(bpffs: &Bpffs, records: &[MapRecord]) -> Vec<Device> {
     }
     named
         .into_iter()
-        .map(|(ifindex, named_by)| Device {
-            ifindex,
-            name: host::interface_name(ifindex),
-            named_by,
-        })
+        .map(|(ifindex, named_by)| Device { ifindex, name: name(ifindex), named_by })
         .collect()
 }

@@ -18,6 +18,7 @@ use zerocopy::IntoBytes;
 use super::{
     dump,
     maps::{MapError, OpenMap},
+    network::NetworkQuestion,
     or_failed, read_all,
 };
 use crate::{
@@ -123,6 +124,34 @@ pub(super) fn keep(records: &mut [MapRecord], address: IpAddr, maglev: &[MaglevT
     }
     for record in records {
         wanted.select(record);
+    }
+}
+
+/// What is to be asked of the network for the VIP `address`; the records are whole.
+pub(super) fn network_question(records: &[MapRecord], address: IpAddr) -> NetworkQuestion {
+    let proxy_ports = entries_of(records, address)
+        .filter(|(key, value)| key.is_master() && value.flags().l7())
+        .map(|(_, value)| value.l7_proxy_port())
+        .collect();
+    let mut sources: BTreeMap<u32, Vec<IpAddr>> = BTreeMap::new();
+    for record in records {
+        let Ok(layout) = record.layout() else { continue };
+        if layout.kind != MapKind::Endpoints {
+            continue;
+        }
+        for (key, value) in record.entries.iter() {
+            let Ok(endpoint) = Endpoint::decode(layout, key, value) else { continue };
+            if endpoint.ifindex != 0 && !endpoint.flags.is_host() {
+                sources.entry(endpoint.ifindex).or_default().push(endpoint.address);
+            }
+        }
+    }
+    NetworkQuestion {
+        vip: Some(address),
+        backends: Wanted::of(records, address).backend_addresses,
+        proxy_ports,
+        sources,
+        ..NetworkQuestion::default()
     }
 }
 

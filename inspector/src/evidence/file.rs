@@ -45,6 +45,12 @@ pub enum FileError {
         /// Why.
         source: io::Error,
     },
+    /// Nothing is in it.
+    #[error("{path} is empty: the evidence was not written, collect or copy it again")]
+    Empty {
+        /// Path of the file.
+        path: PathBuf,
+    },
     /// The file ends too early.
     #[error(
         "{path} is cut off (line {line}): the evidence is not complete, collect or copy it again"
@@ -167,6 +173,9 @@ impl Document {
     pub fn parse(path: &Path, text: &[u8]) -> Result<Self, FileError> {
         let path_owned = || path.to_owned();
         let malformed = |reason: String| FileError::Malformed { path: path.to_owned(), reason };
+        if text.trim_ascii().is_empty() {
+            return Err(FileError::Empty { path: path_owned() });
+        }
         let value: Value = serde_json::from_slice(text).map_err(|error| {
             if error.is_eof() {
                 FileError::Truncated { path: path_owned(), line: error.line() }

@@ -49,6 +49,9 @@ pub struct Evidence {
     pub time: Time,
     /// The question that was asked, which is what the entries were chosen for.
     pub subject: Subject,
+    /// Devices that the question is narrowed to; all if there are none.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub via: Vec<String>,
     /// The BPF file systems that hold Cilium's pins.
     pub bpffs: Vec<Bpffs>,
     /// Network devices that Cilium's pins and maps name.
@@ -145,6 +148,9 @@ pub struct VipQuery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub protocol: Option<Protocol>,
+    /// Seen by a client with this address: source ranges depend on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<IpAddr>,
 }
 
 impl fmt::Display for VipQuery {
@@ -215,7 +221,7 @@ impl FromStr for VipQuery {
         if address.is_loopback() {
             return Err(VipQueryError::NoVip(address, "a loopback address"));
         }
-        Ok(Self { address, port, protocol })
+        Ok(Self { address, port, protocol, source: None })
     }
 }
 

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 /// Links, routes, neighbours and what else decides where a packet goes.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Network {
+    /// The network namespace that was read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<Namespace>,
     /// Network devices.
     pub links: Vec<Link>,
     /// What the kernel answers when it is asked for a route.
@@ -16,21 +19,39 @@ pub struct Network {
     pub neighbours: Vec<Neighbour>,
     /// Policy rules.
     pub rules: Vec<Rule>,
-    /// Routes of table 2004, through which marked packets reach a local proxy.
+    /// Routes of table 2004, through which marked packets reach a local proxy: `local default dev
+    /// lo`, as the line of `ip route` begins.
     pub proxy_routes: Vec<String>,
     /// Rules that hand packets with a proxy mark to a local socket (TPROXY), by proxy port.
     pub tproxy: Vec<Tproxy>,
-    /// Local sockets that listen, of the proxy ports that frontends name.
+    /// Of the proxy ports that frontends name, those at which a TCP socket listens.
     pub listening: Vec<u16>,
-    /// Sysctls by name: `net.ipv4.ip_forward`, `net.ipv4.conf.wg0.rp_filter`, ….
+    /// Of the same, those at which a UDP socket receives.
+    #[serde(default)]
+    pub listening_udp: Vec<u16>,
+    /// Sysctls by name: `net.ipv4.ip_forward`, `net.ipv4.conf.wg0.rp_filter`, …; a dot in a
+    /// device's name stays a dot.
     pub sysctls: BTreeMap<String, i64>,
     /// WireGuard devices.
     pub wireguard: Vec<WireGuard>,
     /// Macros of `node_config.h` that decide at run time, where the agent's state is there.
     pub node_config: BTreeMap<String, String>,
-    /// Frontends that the agent has, where it was asked.
+    /// Frontends that the agent has with the VIP as address, where it was asked:
+    /// `192.168.2.20:443/TCP`, with `/i` behind it in the internal scope; without a protocol where
+    /// the agent does not tell it (before Cilium 1.17).
     #[serde(default)]
     pub agent_frontends: Option<Vec<String>>,
+}
+
+/// A network namespace.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Namespace {
+    /// Inode number of its file, which `ls -iL /proc/PID/ns/net` shows.
+    pub inode: u64,
+    /// How it was chosen: the path, name or process id that was given; nothing if it was that in
+    /// which the program was started.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub chosen: Option<String>,
 }
 
 /// A network device.
@@ -65,7 +86,13 @@ pub struct RouteAnswer {
     pub destination: IpAddr,
     /// Device on which the packet arrives; nothing for a packet of this node's own.
     pub input: Option<u32>,
-    /// The answer, or why there is none.
+    /// Source address that was asked for, of a packet that arrives: one that a host behind the
+    /// device could have.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<IpAddr>,
+    /// The answer, or why there is none: `no route`, or what begins with `not forwarded:`,
+    /// `martian:` or `rp_filter:`, or the kernel's words. A route that says that packets end
+    /// (`blackhole`, `unreachable`, `prohibit`) is an answer.
     pub answer: Result<Route, String>,
 }
 
@@ -80,7 +107,7 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Source address that the kernel prefers.
     pub source: Option<IpAddr>,
-    /// Table.
+    /// Table; 0 where the kernel does not tell it (IPv4 packets that end at the node).
     pub table: u32,
 }
 
@@ -106,7 +133,7 @@ pub struct Rule {
     pub priority: u32,
     /// Mark and mask, where it has them.
     pub mark: Option<(u32, u32)>,
-    /// Table.
+    /// Table; 0 for a rule that does not look one up.
     pub table: u32,
 }
 

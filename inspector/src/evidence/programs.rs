@@ -21,7 +21,7 @@ pub struct Attachments {
     pub cgroup: Vec<CgroupHook>,
     /// Links that Cilium pinned below `<bpffs>/cilium`.
     pub links: Vec<PinnedLink>,
-    /// Every program that is attached, and every program that those can tail-call.
+    /// Every program that is attached, and every program that those can tail-call; sorted by id.
     pub programs: Vec<Program>,
     /// Every network device, with programs or without.
     #[serde(default)]
@@ -32,7 +32,7 @@ pub struct Attachments {
     /// The cgroups that were asked for their socket hooks, those without programs included.
     #[serde(default)]
     pub cgroups: Vec<CgroupAsked>,
-    /// The maps that the programs use.
+    /// The maps that the programs use; sorted by id.
     #[serde(default)]
     pub maps: Vec<UsedMap>,
 }
@@ -236,7 +236,8 @@ impl Attachments {
     /// The program with this id.
     #[must_use]
     pub fn program(&self, id: u32) -> Option<&Program> {
-        self.programs.iter().find(|program| program.id == id)
+        let index = self.programs.binary_search_by_key(&id, |program| program.id).ok()?;
+        self.programs.get(index)
     }
 
     /// Name of the device with this index.

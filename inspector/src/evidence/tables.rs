@@ -269,6 +269,10 @@ impl Tables {
         if tables.family_absent {
             return tables;
         }
+        let has_ranges = tables.frontends().any(|frontend| {
+            frontend.key.address == address
+                && frontend.master.is_some_and(|master| master.flags().source_range())
+        });
         for kind in NEEDED.into_iter().chain(HELPFUL) {
             if evidence.maps.iter().any(|record| of_kind(&record.name, kind, family)) {
                 continue;
@@ -278,7 +282,7 @@ impl Tables {
                     map: pin.to_owned(),
                     reason: format!("{pin} was not collected into this evidence"),
                 }),
-                None if NEEDED.contains(&kind) => {
+                None if NEEDED.contains(&kind) || kind == MapKind::SourceRange && has_ranges => {
                     // The name of the newest generation stands for the map that is not there.
                     let newest = LAYOUTS
                         .iter()

@@ -1,9 +1,12 @@
 //! From evidence to a verdict: a pure function. No I/O, no clock, no kernel.
 
+mod attached;
+mod conclude;
 pub mod datapath;
 pub mod expect;
 mod findings;
 pub mod programmed;
+mod stack;
 mod walk;
 
 use std::fmt;
@@ -229,9 +232,11 @@ pub fn judge_question(evidence: &Evidence, query: VipQuery) -> Result<Judgement,
 fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let tables = Tables::for_vip(evidence, query.address);
     let programmed = Programmed::new(evidence, &tables, &query);
-    let paths = walk::paths(evidence, &tables, &programmed);
-    let findings = findings::find(evidence, &tables, &programmed, &query, &paths);
-    let (served, sentence) = walk::conclude(&query, &tables, &programmed, &paths, &findings);
+    let facts = attached::Facts::new(evidence, query.address);
+    let paths = walk::paths(evidence, &tables, &programmed, &query, &facts);
+    let findings = findings::find(evidence, &tables, &programmed, &query, &paths, &facts);
+    let (served, sentence) =
+        conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
     Judgement {
         vip: query,
         node: evidence.host.name.clone(),

@@ -1,18 +1,21 @@
 //! Walks a model packet through the recorded state, in the order of the datapath.
 //!
-//! This version knows the maps and not yet the programs: a step that needs to know which program a
-//! packet meets ends in `unknown` and says so. What the maps settle alone is settled: a frontend
-//! without a backend serves nobody, whatever is attached.
+//! For each frontend and path: which program does the packet meet, does that program reach the
+//! services map, which entry is found, may the source use it, may it be reached from outside, is it
+//! L7, has it a backend, does the reply come back. Each step that could not be read ends in
+//! `unknown` and says what is missing. What the maps settle alone is settled without the programs:
+//! a frontend without a backend serves nobody, whatever is attached.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use super::{
-    Finding, FindingId, Grade, Outcome, PathVerdict, Served,
-    programmed::{Announcement, Programmed, ProgrammedFrontend, TrafficPolicy},
+    Grade, Outcome, PathVerdict, Served,
+    attached::{Device, Facts, Met},
+    programmed::{Programmed, ProgrammedFrontend, SourceRanges},
+    stack,
 };
 use crate::{
     cilium::{
-        layout::MapKind,
         proto::Protocol,
         release::{NoBackend, SocketAnswer},
         services::Scope,
@@ -20,12 +23,34 @@ use crate::{
     evidence::{Evidence, VipQuery, tables::Tables},
 };
 
-/// What the maps alone say of one scope of a frontend.
-struct Step {
-    outcome: Outcome,
-    served: Served,
-    share: Option<f64>,
-    why: Vec<String>,
+/// What the maps say of one scope of a frontend to a program that looks it up.
+#[derive(Debug, Clone)]
+enum Step {
+    /// It ends here, and nobody is served.
+    Ends(Outcome, String),
+    /// Nothing is found: the packet goes on as it is.
+    NotFound(String),
+    /// It is handed to a local proxy.
+    Proxied(u16),
+    /// It is translated to a backend.
+    Translated {
+        /// Share of connections that is served, where it is neither 0 nor 1.
+        share: Option<f64>,
+        /// Whether the reply comes back, or who may use it.
+        served: Served,
+        why: Vec<String>,
+    },
+    /// It cannot be told.
+    Unknown(String),
+}
+
+/// The parts that every walk needs.
+pub(super) struct Walk<'e> {
+    evidence: &'e Evidence,
+    tables: &'e Tables,
+    programmed: &'e Programmed,
+    query: &'e VipQuery,
+    facts: &'e Facts,
 }
 
 /// Every frontend on every path.
@@ -33,48 +58,28 @@ pub(super) fn paths(
     evidence: &Evidence,
     tables: &Tables,
     programmed: &Programmed,
+    query: &VipQuery,
+    facts: &Facts,
 ) -> Vec<PathVerdict> {
-    let devices: Vec<&str> = evidence
-        .devices
-        .iter()
-        .filter_map(|device| device.name.as_deref())
-        .filter(|name| !name.starts_with("cilium_") && !name.starts_with("lxc"))
-        .collect();
+    let walk = Walk { evidence, tables, programmed, query, facts };
     let mut paths = Vec::new();
     for (external, internal) in scopes(programmed) {
         let Some(name) = external.or(internal).map(|frontend| &frontend.frontend) else { continue };
         let name = name.trim_end_matches("/i");
-        let mut add = |path: String, device: Option<&str>, step: &Step, missing: &str| {
-            let mut why = step.why.clone();
-            if step.outcome == Outcome::Unknown {
-                why.push(missing.to_owned());
-            }
-            paths.push(PathVerdict {
-                frontend: name.to_owned(),
-                path,
-                device: device.map(str::to_owned),
-                outcome: step.outcome,
-                served: step.served,
-                share: step.share,
-                grade: Grade::Programmed,
-                why,
-                neighbour: None,
-            });
-        };
-        let outside = step(tables, programmed, external, true);
-        let attached = "which programs run on the device was not read";
-        if devices.is_empty() {
-            add("forwarded".to_owned(), None, &outside, attached);
+        if walk.facts.devices.is_empty() && evidence.network.is_none() {
+            let met = Met::NotRead("which programs run on the device was not read".to_owned());
+            paths.push(walk.forwarded(name, "forwarded".to_owned(), None, external, &met));
         }
-        for device in &devices {
-            add(format!("forwarded via {device}"), Some(device), &outside, attached);
+        for (device, met) in &walk.facts.devices {
+            let path = format!("forwarded via {}", device.name);
+            paths.push(walk.forwarded(name, path, Some(device), external, met));
         }
         // Sockets and pods see the internal scope where there is one of its own.
         let separate = external.is_none_or(|frontend| frontend.two_scopes);
-        let seen_inside = if separate { internal.or(external) } else { external };
-        let inside = step(tables, programmed, seen_inside, false);
-        add("socket on host".to_owned(), None, &inside, "which cgroup programs run was not read");
-        add("pod".to_owned(), None, &inside, "which programs run for the pod was not read");
+        let inside = if separate { internal.or(external) } else { external };
+        paths.push(walk.socket(name, inside));
+        paths.push(walk.pod(name, inside));
+        paths.extend(walk.forwarded_from_pod(name, inside));
     }
     paths
 }
@@ -95,279 +100,570 @@ fn scopes(
     ports.into_values()
 }
 
-fn step(
-    tables: &Tables,
-    programmed: &Programmed,
-    frontend: Option<&ProgrammedFrontend>,
-    from_outside: bool,
-) -> Step {
-    let no =
-        |outcome, why: String| Step { outcome, served: Served::No, share: None, why: vec![why] };
-    let unknown = |why: String| Step {
+/// A verdict that is filled in on the way.
+fn verdict(frontend: &str, path: String, device: Option<&str>) -> PathVerdict {
+    PathVerdict {
+        frontend: frontend.to_owned(),
+        path,
+        device: device.map(str::to_owned),
         outcome: Outcome::Unknown,
         served: Served::Unknown,
         share: None,
-        why: vec![why],
-    };
-    let Some(frontend) = frontend.filter(|frontend| frontend.master) else {
-        let scope = if from_outside { "external" } else { "internal" };
-        return if from_outside && !programmed.wildcards.is_empty() {
-            no(
-                Outcome::Dropped,
-                format!("no {scope} entry; the address's wildcard entry drops the packet"),
-            )
-        } else {
-            no(Outcome::Untranslated, format!("no {scope} entry: nothing translates the packet"))
-        };
-    };
-    if from_outside {
-        if let Some(ranges) = &frontend.source_ranges
-            && !ranges.deny
-            && ranges.ranges.is_empty()
-        {
-            if !ranges.complete {
-                return unknown("source ranges are checked and could not be read".to_owned());
+        grade: Grade::Programmed,
+        why: Vec::new(),
+        neighbour: None,
+    }
+}
+
+impl Walk<'_> {
+    /// A packet that is received on a device.
+    fn forwarded(
+        &self,
+        name: &str,
+        path: String,
+        device: Option<&Device>,
+        external: Option<&ProgrammedFrontend>,
+        met: &Met,
+    ) -> PathVerdict {
+        let mut verdict = verdict(name, path, device.map(|device| device.name.as_str()));
+        let input = device.map(|device| device.ifindex);
+        match met {
+            Met::LoadBalancer(text) => {
+                verdict.why.extend(text.clone());
+                let step = self.step(external, true, device);
+                self.apply(&mut verdict, step, external, true, input);
             }
-            return no(
-                Outcome::Denied,
-                "source ranges are checked and there are none: every source is denied".to_owned(),
-            );
+            // Whatever the programs are: where the maps lead nowhere, nobody is served.
+            Met::NotRead(missing) | Met::Unsure(missing) => {
+                match self.step(external, true, device) {
+                    Step::Ends(outcome, why) => {
+                        verdict.outcome = outcome;
+                        verdict.served = Served::No;
+                        verdict.why.push(why);
+                    }
+                    Step::NotFound(why) => {
+                        verdict.outcome = Outcome::Untranslated;
+                        verdict.served = Served::No;
+                        verdict.why.push(why);
+                    }
+                    Step::Proxied(port) => verdict.why.push(format!(
+                        "L7: handed to the local proxy port {port} if the datapath was built with \
+                         L7 load balancing"
+                    )),
+                    Step::Translated { share, served, why } => {
+                        verdict.share = share;
+                        // That the reply does not come back is certain all the same.
+                        if served == Served::No {
+                            verdict.served = Served::No;
+                        }
+                        verdict.why.extend(why);
+                    }
+                    Step::Unknown(why) => verdict.why.push(why),
+                }
+                if verdict.outcome == Outcome::Unknown {
+                    verdict.why.push(missing.clone());
+                }
+            }
+            Met::Nothing(text) => {
+                verdict.why.push(text.clone());
+                self.untranslated(&mut verdict, input);
+            }
         }
-        if !frontend.routable {
-            return no(
+        verdict
+    }
+
+    /// A process in the host network namespace.
+    fn socket(&self, name: &str, inside: Option<&ProgrammedFrontend>) -> PathVerdict {
+        let mut verdict = verdict(name, "socket on host".to_owned(), None);
+        let udp = inside.is_some_and(|frontend| frontend.protocol == Protocol::UDP);
+        self.through_socket(&mut verdict, inside, &self.facts.host[usize::from(udp)], None);
+        verdict
+    }
+
+    /// A process in a pod: its socket, else its device.
+    fn pod(&self, name: &str, inside: Option<&ProgrammedFrontend>) -> PathVerdict {
+        let mut verdict = verdict(name, "pod".to_owned(), None);
+        let udp = inside.is_some_and(|frontend| frontend.protocol == Protocol::UDP);
+        let device = self.facts.pods.as_ref();
+        let host_only = self.config("ENABLE_SOCKET_LB_HOST_ONLY");
+        // A program on the pods' devices that reaches the services map translates what the socket
+        // did not.
+        if let Some(met @ Met::LoadBalancer(_)) = device
+            && (host_only == Some(true) || host_only.is_none())
+        {
+            self.through_device(&mut verdict, inside, met);
+            return verdict;
+        }
+        if host_only == Some(true) {
+            let met = Met::Nothing("socket-LB serves the host network namespace only".to_owned());
+            self.through_socket(&mut verdict, inside, &met, device);
+        } else {
+            self.through_socket(&mut verdict, inside, &self.facts.root[usize::from(udp)], device);
+        }
+        verdict
+    }
+
+    /// A packet that a pod forwards: no socket of this node, its device alone.
+    fn forwarded_from_pod(
+        &self,
+        name: &str,
+        inside: Option<&ProgrammedFrontend>,
+    ) -> Option<PathVerdict> {
+        let met = self.facts.pods.as_ref()?;
+        let mut verdict = verdict(name, "forwarded from pod".to_owned(), None);
+        self.through_device(&mut verdict, inside, met);
+        Some(verdict)
+    }
+
+    /// What the program on the pods' devices does.
+    fn through_device(
+        &self,
+        verdict: &mut PathVerdict,
+        inside: Option<&ProgrammedFrontend>,
+        met: &Met,
+    ) {
+        match met {
+            Met::LoadBalancer(text) => {
+                verdict.why.extend(text.clone());
+                let step = self.step(inside, false, None);
+                self.apply(verdict, step, inside, false, None);
+            }
+            Met::Nothing(text) => {
+                verdict.why.push(text.clone());
+                self.untranslated(verdict, None);
+            }
+            Met::NotRead(text) | Met::Unsure(text) => verdict.why.push(text.clone()),
+        }
+    }
+
+    /// What connect and sendmsg do; `device` is what the packet meets when they do nothing.
+    fn through_socket(
+        &self,
+        verdict: &mut PathVerdict,
+        inside: Option<&ProgrammedFrontend>,
+        met: &Met,
+        device: Option<&Met>,
+    ) {
+        match met {
+            Met::LoadBalancer(text) => {
+                verdict.why.extend(text.clone());
+                match self.step(inside, false, None) {
+                    Step::Translated { share, served, why } => {
+                        verdict.outcome = Outcome::SocketTranslated;
+                        verdict.share = share;
+                        verdict.served = served;
+                        verdict.why.extend(why);
+                        verdict.neighbour =
+                            inside.map(|inside| stack::after_translation(self.evidence, inside));
+                    }
+                    step => self.apply(verdict, step, inside, false, None),
+                }
+            }
+            Met::Nothing(text) => {
+                verdict.why.push(text.clone());
+                match device {
+                    Some(device) => self.through_device(verdict, inside, device),
+                    None => self.untranslated(verdict, None),
+                }
+            }
+            Met::NotRead(text) | Met::Unsure(text) => {
+                match self.step(inside, false, None) {
+                    Step::Ends(outcome, why) => {
+                        verdict.outcome = outcome;
+                        verdict.served = Served::No;
+                        verdict.why.push(why);
+                        return;
+                    }
+                    Step::NotFound(why) | Step::Unknown(why) => verdict.why.push(why),
+                    Step::Proxied(port) => verdict.why.push(format!(
+                        "L7: to the local proxy port {port} if the datapath was built with L7 load \
+                         balancing"
+                    )),
+                    Step::Translated { share, why, .. } => {
+                        verdict.share = share;
+                        verdict.why.extend(why);
+                    }
+                }
+                verdict.why.push(text.clone());
+            }
+        }
+    }
+
+    /// Fills in what a step comes to for a packet that met a load-balancing program.
+    fn apply(
+        &self,
+        verdict: &mut PathVerdict,
+        step: Step,
+        frontend: Option<&ProgrammedFrontend>,
+        from_outside: bool,
+        input: Option<u32>,
+    ) {
+        match step {
+            Step::Ends(outcome, why) => {
+                verdict.outcome = outcome;
+                verdict.served = Served::No;
+                verdict.why.push(why);
+                verdict.neighbour = Some("none: it ends in BPF".to_owned());
+                if outcome == Outcome::Untranslated {
+                    self.untranslated(verdict, input);
+                }
+            }
+            Step::NotFound(why) => {
+                verdict.why.push(why);
+                self.untranslated(verdict, input);
+            }
+            Step::Proxied(port) => self.proxied(verdict, port, frontend, from_outside),
+            Step::Translated { share, served, why } => {
+                verdict.outcome = Outcome::DnatBeforeNeigh;
+                verdict.share = share;
+                verdict.served = served;
+                verdict.why.extend(why);
+                verdict.neighbour =
+                    frontend.map(|frontend| stack::after_translation(self.evidence, frontend));
+            }
+            Step::Unknown(why) => verdict.why.push(why),
+        }
+    }
+
+    /// A packet that keeps the VIP as destination.
+    fn untranslated(&self, verdict: &mut PathVerdict, input: Option<u32>) {
+        let result = stack::untranslated(self.evidence, self.programmed, self.query.address, input);
+        verdict.outcome = Outcome::Untranslated;
+        verdict.served = result.served;
+        verdict.why.push(result.why);
+        verdict.neighbour = result.neighbour;
+    }
+
+    /// A packet for an L7 frontend.
+    fn proxied(
+        &self,
+        verdict: &mut PathVerdict,
+        port: u16,
+        frontend: Option<&ProgrammedFrontend>,
+        from_outside: bool,
+    ) {
+        match self.l7() {
+            L7::No(why) => {
+                verdict.why.push(why);
+                let step = self.balanced(frontend, from_outside);
+                self.apply(verdict, step, frontend, from_outside, None);
+            }
+            L7::Yes(why) => {
+                verdict.outcome = Outcome::ProxiedBeforeNeigh;
+                verdict.neighbour = Some("none: handed to the local proxy".to_owned());
+                verdict.why.push(format!("{why}: handed to the local proxy port {port}"));
+                let network = self.evidence.network.as_ref();
+                verdict.served = match network.map(|network| network.listening.contains(&port)) {
+                    None => Served::Unknown,
+                    Some(true) => Served::Yes,
+                    Some(false) => {
+                        verdict.why.push("nothing listens on it".to_owned());
+                        Served::No
+                    }
+                };
+            }
+            L7::Unknown(why) => {
+                verdict.why.push(format!("L7, proxy port {port}: {why}"));
+            }
+        }
+    }
+
+    /// Whether the datapath knows L7 frontends.
+    fn l7(&self) -> L7 {
+        match self.config("ENABLE_L7_LB") {
+            Some(true) => return L7::Yes("L7".to_owned()),
+            Some(false) => {
+                return L7::No(
+                    "the datapath was built without L7: balanced like any other".to_owned(),
+                );
+            }
+            None => {}
+        }
+        let Some(network) = &self.evidence.network else {
+            return L7::Unknown(
+                "whether the datapath was built with L7 load balancing was not read".to_owned(),
+            );
+        };
+        let v6 = self.query.address.is_ipv6();
+        let marked = |rule: &crate::evidence::network::Rule| {
+            rule.table == PROXY_TABLE && rule.mark == Some(PROXY_MARK) && rule.ipv6 == v6
+        };
+        if network.rules.iter().any(marked) {
+            L7::Yes("L7 (the rule for proxied packets is there)".to_owned())
+        } else {
+            L7::Unknown(
+                "no rule sends marked packets to the proxy, and what the datapath was built with \
+                 was not read: either it was built without L7 and balances, or the way to the \
+                 proxy is broken"
+                    .to_owned(),
+            )
+        }
+    }
+
+    /// A switch of `node_config.h`, if that file was read.
+    fn config(&self, name: &str) -> Option<bool> {
+        let config = &self.evidence.network.as_ref()?.node_config;
+        (!config.is_empty()).then(|| config.contains_key(name))
+    }
+
+    /// What the maps say to a program that looks `frontend` up, in the datapath's own order.
+    fn step(
+        &self,
+        frontend: Option<&ProgrammedFrontend>,
+        from_outside: bool,
+        device: Option<&Device>,
+    ) -> Step {
+        let scope = if from_outside { "external" } else { "internal" };
+        let Some(frontend) = frontend.filter(|frontend| frontend.master) else {
+            return if from_outside && !self.programmed.wildcards.is_empty() {
+                Step::Ends(
+                    Outcome::Dropped,
+                    format!("no {scope} entry; the address's wildcard entry drops the packet"),
+                )
+            } else {
+                Step::NotFound(format!("no {scope} entry: nothing translates the packet"))
+            };
+        };
+        if from_outside {
+            match frontend.source_ranges.as_ref().map(|ranges| self.allowed(ranges, device)) {
+                Some(Allowed::Nobody(why)) => return Step::Ends(Outcome::Denied, why),
+                Some(Allowed::Unknown(why)) => return Step::Unknown(why),
+                Some(Allowed::Some(why)) => {
+                    return match self.after_checks(frontend, from_outside) {
+                        Step::Translated { share, served, why: mut reasons } => {
+                            reasons.insert(0, why);
+                            Step::Translated { share, served, why: reasons }
+                        }
+                        step => step,
+                    };
+                }
+                Some(Allowed::All) | None => {}
+            }
+        }
+        self.after_checks(frontend, from_outside)
+    }
+
+    fn after_checks(&self, frontend: &ProgrammedFrontend, from_outside: bool) -> Step {
+        if from_outside && !frontend.routable {
+            return Step::Ends(
                 Outcome::Dropped,
                 "the entry is not routable: it may not be reached from outside".to_owned(),
             );
         }
+        match frontend.l7_proxy_port {
+            Some(port) => Step::Proxied(port),
+            None => self.balanced(Some(frontend), from_outside),
+        }
     }
-    if let Some(port) = frontend.l7_proxy_port {
-        return unknown(format!(
-            "L7: handed to the local proxy port {port} if the datapath was built with L7 load \
-             balancing"
-        ));
-    }
-    let scope = match frontend.scope {
-        Scope::Internal => "internal",
-        _ => "external",
-    };
-    if frontend.count == 0 {
-        let answer = no_backend_answer(tables, from_outside);
-        return no(Outcome::NoBackend, format!("0 backends in the {scope} scope: {answer}"));
-    }
-    let usable = frontend.usable();
-    let unread = frontend.unread();
-    if unread > 0 {
-        return unknown(format!(
-            "where {unread} of {} slots lead could not be read",
-            frontend.count
-        ));
-    }
-    if usable == 0 {
-        return no(
-            Outcome::NoBackend,
-            format!("none of {} slots leads to a backend", frontend.count),
-        );
-    }
-    if from_outside && frontend.reverse_nat.good == Some(false) {
-        return no(
-            Outcome::Unknown,
-            format!(
-                "translated, but reverse NAT entry {} is missing or wrong: the client gets no \
-                 usable reply",
-                frontend.reverse_nat.id
-            ),
-        );
-    }
-    // By slot, or by place in the Maglev table, which sockets do not use.
-    let maglev = frontend.maglev.as_ref().filter(|_| from_outside);
-    let (lost, all, what) = match maglev {
-        Some(table) => (table.nowhere, table.places, "places of its Maglev table"),
-        None => (usize::from(frontend.count) - usable, usize::from(frontend.count), "slots"),
-    };
-    #[allow(clippy::cast_precision_loss, reason = "at most 131071 places")]
-    let share = (lost > 0).then(|| 1.0 - lost as f64 / all as f64);
-    Step {
-        outcome: Outcome::Unknown,
-        served: Served::Unknown,
-        share,
-        why: vec![match lost {
+
+    /// The choice of a backend.
+    fn balanced(&self, frontend: Option<&ProgrammedFrontend>, from_outside: bool) -> Step {
+        let Some(frontend) = frontend else {
+            return Step::NotFound("no entry".to_owned());
+        };
+        let scope = match frontend.scope {
+            Scope::Internal => "internal",
+            _ => "external",
+        };
+        if frontend.count == 0 {
+            let (answer, to_stack) = no_backend_answer(self.tables, from_outside);
+            let outcome = if to_stack { Outcome::Untranslated } else { Outcome::NoBackend };
+            return Step::Ends(outcome, format!("0 backends in the {scope} scope: {answer}"));
+        }
+        let unread = frontend.unread();
+        if unread > 0 {
+            return Step::Unknown(format!(
+                "where {unread} of {} slots lead could not be read",
+                frontend.count
+            ));
+        }
+        let usable = frontend.usable();
+        if usable == 0 {
+            return Step::Ends(
+                Outcome::NoBackend,
+                format!("none of {} slots leads to a backend", frontend.count),
+            );
+        }
+        // By slot, or by place in the Maglev table, which sockets do not use.
+        let maglev = frontend.maglev.as_ref().filter(|_| from_outside);
+        let (lost, all, what) = match maglev {
+            Some(table) => (table.nowhere, table.places, "places of its Maglev table"),
+            None => (usize::from(frontend.count) - usable, usize::from(frontend.count), "slots"),
+        };
+        #[allow(clippy::cast_precision_loss, reason = "at most 131071 places")]
+        let share = (lost > 0).then(|| 1.0 - lost as f64 / all as f64);
+        let mut why = vec![match lost {
             0 => format!("{all} of {all} {what} lead to a backend"),
             lost => {
                 format!("{lost} of {all} {what} lead nowhere: that share of connections fails")
             }
-        }],
+        }];
+        let mut served = if lost == 0 { Served::Yes } else { Served::Partly };
+        let hops = stack::hops(self.evidence, frontend);
+        let dead: Vec<&stack::Hop> = hops.iter().filter(|hop| hop.dead).collect();
+        if let Some(first) = dead.first() {
+            served = if dead.len() == hops.len() { Served::No } else { Served::Partly };
+            why.push(format!(
+                "the way to {} of {} backends is dead ({})",
+                dead.len(),
+                hops.len(),
+                first.text
+            ));
+        }
+        if from_outside && frontend.reverse_nat.good == Some(false) {
+            served = Served::No;
+            why.push(format!(
+                "reverse NAT entry {} is missing or wrong: the client gets no usable reply",
+                frontend.reverse_nat.id
+            ));
+        }
+        Step::Translated { share, served, why }
+    }
+
+    /// Who may use a frontend with source ranges.
+    fn allowed(&self, ranges: &SourceRanges, device: Option<&Device>) -> Allowed {
+        if !ranges.complete {
+            return Allowed::Unknown("source ranges are checked and could not be read".to_owned());
+        }
+        let verb = if ranges.deny { "denied" } else { "allowed" };
+        let list = ranges.ranges.join(" ");
+        if let Some(source) = self.query.source {
+            let inside = ranges.ranges.iter().any(|range| contains(range, source));
+            return if inside == ranges.deny {
+                Allowed::Nobody(format!("the source {source} is not let through ({verb}: {list})"))
+            } else {
+                Allowed::All
+            };
+        }
+        if ranges.ranges.is_empty() {
+            return if ranges.deny {
+                Allowed::All
+            } else {
+                Allowed::Nobody(
+                    "source ranges are checked and there are none: every source is denied"
+                        .to_owned(),
+                )
+            };
+        }
+        // Neighbours on the device are the clients that can be told of; others may be routed here.
+        let covers = device.is_some_and(|device| {
+            !device.networks.is_empty()
+                && device
+                    .networks
+                    .iter()
+                    .all(|network| ranges.ranges.iter().any(|range| covers(range, network)))
+        });
+        if covers && !ranges.deny {
+            Allowed::All
+        } else {
+            Allowed::Some(format!("{ONLY_SOME} ({verb}: {list}); --source ADDR tells for one"))
+        }
     }
 }
 
-/// What a client meets at a frontend without backends, in the release at hand.
-fn no_backend_answer(tables: &Tables, from_outside: bool) -> &'static str {
+/// How the clause about source ranges begins.
+pub(super) const ONLY_SOME: &str = "only some sources are let through";
+
+/// The routing table through which marked packets reach a local proxy.
+pub(super) const PROXY_TABLE: u32 = 2004;
+/// Mark and mask of packets for a local proxy.
+pub(super) const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
+
+/// Whether L7 frontends are handed to a proxy.
+enum L7 {
+    Yes(String),
+    No(String),
+    Unknown(String),
+}
+
+/// Which sources may use a frontend.
+enum Allowed {
+    All,
+    Some(String),
+    Nobody(String),
+    Unknown(String),
+}
+
+/// Reads `10.0.0.0/8`.
+fn cidr(text: &str) -> Option<(IpAddr, u32)> {
+    let (address, bits) = text.split_once('/')?;
+    Some((address.parse().ok()?, bits.parse().ok()?))
+}
+
+/// Whether an address lies in a range; of another family it does not.
+pub(super) fn contains(range: &str, address: IpAddr) -> bool {
+    let Some((start, bits)) = cidr(range) else { return false };
+    match (start, address) {
+        (IpAddr::V4(start), IpAddr::V4(address)) => {
+            let mask = u32::MAX.checked_shl(32_u32.saturating_sub(bits)).unwrap_or(0);
+            (u32::from(start) ^ u32::from(address)) & mask == 0
+        }
+        (IpAddr::V6(start), IpAddr::V6(address)) => {
+            let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
+            (u128::from(start) ^ u128::from(address)) & mask == 0
+        }
+        _ => false,
+    }
+}
+
+/// Whether a range holds all of a network; networks of the other family do not count.
+fn covers(range: &str, network: &str) -> bool {
+    let (Some((start, bits)), Some((address, length))) = (cidr(range), cidr(network)) else {
+        return false;
+    };
+    if start.is_ipv4() != address.is_ipv4() {
+        return true;
+    }
+    bits <= length && contains(range, address)
+}
+
+/// What a client meets at a frontend without backends, in the release at hand, and whether the
+/// packet goes up the stack.
+fn no_backend_answer(tables: &Tables, from_outside: bool) -> (&'static str, bool) {
     let behaviour = tables.releases.behaviour();
     if from_outside {
         match behaviour.no_backend {
-            NoBackend::ToStack => "the packet goes up the stack as if there were no service",
-            NoBackend::Drop => "dropped in BPF",
+            NoBackend::ToStack => {
+                ("the packet goes up the stack as if there were no service", true)
+            }
+            NoBackend::Drop => ("dropped in BPF", false),
             NoBackend::Reject => {
-                "rejected in BPF with ICMP unreachable (or dropped, as configured)"
+                ("rejected in BPF with ICMP unreachable (or dropped, as configured)", false)
             }
         }
     } else {
         match behaviour.socket_no_backend {
-            SocketAnswer::Untranslated => "the socket keeps the VIP, its packets go up the stack",
-            SocketAnswer::NotPermitted => "connect fails with EPERM",
-            SocketAnswer::HostUnreachable => "connect fails with EHOSTUNREACH",
+            SocketAnswer::Untranslated => {
+                ("the socket keeps the VIP, its packets go up the stack", true)
+            }
+            SocketAnswer::NotPermitted => ("connect fails with EPERM", false),
+            SocketAnswer::HostUnreachable => ("connect fails with EHOSTUNREACH", false),
         }
     }
 }
 
-/// Whether the node serves the VIP, and the sentence that says so.
-pub(super) fn conclude(
-    query: &VipQuery,
-    tables: &Tables,
-    programmed: &Programmed,
-    paths: &[PathVerdict],
-    findings: &[Finding],
-) -> (Served, String) {
-    if let Some(problem) = tables.doubt(MapKind::Services, query.address) {
-        return (Served::Unknown, format!("CANNOT TELL: {problem}"));
-    }
-    if let Some(absent) = findings.iter().find(|finding| finding.id == FindingId::FrontendAbsent) {
-        return (Served::No, format!("NO: {}", absent.seen));
-    }
-    // A VIP is for clients from outside: the forwarded paths decide.
-    let outside: Vec<_> = paths.iter().filter(|path| path.path.starts_with("forwarded")).collect();
-    if outside.is_empty() {
-        let names: Vec<&str> =
-            programmed.frontends.iter().map(|frontend| frontend.frontend.as_str()).collect();
-        return (
-            Served::Unknown,
-            format!(
-                "CANNOT TELL: the entries of {query} ({}) have scopes that this version does not \
-                 know",
-                names.join(", ")
-            ),
-        );
-    }
-    let dead = |path: &&&PathVerdict| path.served == Served::No;
-    let served = if outside.iter().all(|path| dead(&path)) {
-        Served::No
-    } else if outside.iter().any(|path| dead(&path) || path.share.is_some()) {
-        Served::Partly
-    } else if outside.iter().all(|path| path.served == Served::Yes) {
-        Served::Yes
-    } else {
-        Served::Unknown
-    };
-    let sentence = match served {
-        Served::No | Served::Partly => no_sentence(query, programmed, &outside, served),
-        Served::Yes | Served::Unknown => programmed_sentence(programmed),
-    };
-    (served, sentence)
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-fn no_sentence(
-    query: &VipQuery,
-    programmed: &Programmed,
-    outside: &[&PathVerdict],
-    served: Served,
-) -> String {
-    let word = if served == Served::No { "NO" } else { "PARTLY" };
-    let who = answers(&programmed.announcement, query);
-    let mut parts = Vec::new();
-    let mut healthy = Vec::new();
-    for frontend in &programmed.frontends {
-        let alone = || {
-            programmed.frontends.iter().all(|other| {
-                (other.port, other.protocol, other.scope)
-                    != (frontend.port, frontend.protocol, Scope::External)
-            })
-        };
-        match frontend.scope {
-            Scope::External => {}
-            // Clients from outside have no entry for this port.
-            Scope::Internal if alone() => {
-                let port = format!("{}/{}", frontend.port, frontend.protocol);
-                parts.push(format!("{port} has no entry for clients from outside"));
-                continue;
-            }
-            _ => continue,
-        }
-        let Some(path) = outside.iter().find(|path| path.frontend == frontend.frontend) else {
-            continue;
-        };
-        let port = format!("{}/{}", frontend.port, frontend.protocol);
-        if path.served != Served::No && path.share.is_none() {
-            healthy.push(port);
-        } else if path.outcome == Outcome::NoBackend && frontend.count == 0 {
-            parts.push(format!("{port} has {}", no_backends(programmed, frontend)));
-        } else {
-            parts.push(format!("{port}: {}", path.why.first().map_or("", String::as_str)));
-        }
+    #[test]
+    fn addresses_in_ranges() {
+        let address = |text: &str| text.parse::<IpAddr>().unwrap();
+        assert!(contains("192.168.2.0/24", address("192.168.2.50")));
+        assert!(!contains("192.168.2.0/24", address("192.168.3.50")));
+        assert!(contains("0.0.0.0/0", address("8.8.8.8")));
+        assert!(contains("10.1.2.3/32", address("10.1.2.3")));
+        assert!(!contains("10.1.2.3/32", address("10.1.2.4")));
+        assert!(contains("fd00:2::/64", address("fd00:2::50")));
+        assert!(!contains("fd00:2::/64", address("fd00:3::50")));
+        assert!(!contains("::/0", address("10.0.0.1")));
+        assert!(!contains("rubbish", address("10.0.0.1")));
     }
-    let mut sentence = format!("{word}: ");
-    if let Some(who) = who {
-        sentence.push_str(&who);
-        sentence.push_str(", but ");
-    }
-    sentence.push_str(&parts.join("; "));
-    if !healthy.is_empty() {
-        sentence.push_str("; ");
-        sentence.push_str(&healthy.join(", "));
-        sentence.push_str(" programmed with backends");
-    }
-    sentence
-}
 
-/// `0 backends in its external scope (Local); 1 in the internal scope, not on this node`
-fn no_backends(programmed: &Programmed, frontend: &ProgrammedFrontend) -> String {
-    let policy = match frontend.external_traffic_policy {
-        TrafficPolicy::Local => " (externalTrafficPolicy Local)",
-        TrafficPolicy::Cluster => "",
-    };
-    let inside = programmed.frontends.iter().find(|other| {
-        (other.port, other.protocol, other.scope)
-            == (frontend.port, frontend.protocol, Scope::Internal)
-    });
-    match inside {
-        Some(inside) if inside.count > 0 => format!(
-            "0 backends in its external scope{policy}; {} in the internal scope, not on this node",
-            inside.count
-        ),
-        Some(_) => format!("0 backends in either scope{policy}"),
-        None => format!("0 backends{policy}"),
+    #[test]
+    fn ranges_over_networks() {
+        assert!(covers("192.168.0.0/16", "192.168.2.10/24"));
+        assert!(!covers("192.168.2.50/32", "192.168.2.10/24"));
+        assert!(covers("192.168.2.0/24", "fd00:2::10/64"));
     }
-}
-
-/// `this node answers ARP for 192.168.2.22 on eno1`
-fn answers(announcement: &Announcement, query: &VipQuery) -> Option<String> {
-    if !announcement.answering {
-        return None;
-    }
-    let devices: Vec<String> = announcement
-        .entries
-        .iter()
-        .map(|entry| entry.device.clone().unwrap_or_else(|| format!("interface {}", entry.ifindex)))
-        .collect();
-    let protocol = if query.address.is_ipv4() { "ARP" } else { "neighbour solicitations" };
-    Some(format!("this node answers {protocol} for {} on {}", query.address, devices.join(", ")))
-}
-
-fn programmed_sentence(programmed: &Programmed) -> String {
-    let frontends: Vec<String> = programmed
-        .frontends
-        .iter()
-        .filter(|frontend| frontend.scope == Scope::External)
-        .map(|frontend| match frontend.l7_proxy_port {
-            Some(port) => {
-                format!("{}/{} to the proxy port {port}", frontend.port, frontend.protocol)
-            }
-            None => {
-                format!("{}/{}: {}", frontend.port, frontend.protocol, frontend.usable_of_count())
-            }
-        })
-        .collect();
-    format!(
-        "UNKNOWN: programmed in the maps ({}); whether a packet is translated needs the programs \
-         on the devices, which were not read",
-        frontends.join("; ")
-    )
 }

@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 
-use super::table::{announced, details, served};
+use super::table::{announced, details, served, slots};
 use crate::judge::{
     Judgement,
     expect::{Checked, Met},
@@ -123,12 +123,11 @@ fn write_programmed(programmed: &Programmed, out: &mut impl Write) -> io::Result
             writeln!(out, "| Frontend | Slot | Backend | Id | State | Chosen | Where |")?;
             writeln!(out, "| --- | --- | --- | --- | --- | --- | --- |")?;
             for frontend in &programmed.frontends {
-                for backend in &frontend.backends {
+                for (slots, backend) in slots(frontend) {
                     writeln!(
                         out,
-                        "| {} | {} | {} | {} | {} | {} | {} |",
+                        "| {} | {slots} | {} | {} | {} | {} | {} |",
                         escape(&frontend.frontend),
-                        backend.slot,
                         escape(backend.address.as_deref().unwrap_or(if backend.dangling {
                             "nothing"
                         } else {

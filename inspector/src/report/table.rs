@@ -9,7 +9,7 @@ use crate::{
     judge::{
         Finding, Judgement, PathVerdict, Served, Severity,
         expect::{Checked, Met},
-        programmed::{Announcement, ProgrammedFrontend, TrafficPolicy},
+        programmed::{Announcement, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy},
     },
 };
 
@@ -115,7 +115,7 @@ fn write_frontends<'a>(
             Cell::new(frontend.service_type.as_str()),
             Cell::new(details(frontend)),
         ]);
-        for backend in &frontend.backends {
+        for (slots, backend) in slots(frontend) {
             let color = match (backend.dangling, backend.selectable) {
                 (true, true) => Some(Color::Red),
                 (_, false) => Some(Color::DarkGrey),
@@ -123,8 +123,7 @@ fn write_frontends<'a>(
             };
             let cells = [
                 format!(
-                    "  {} => {}",
-                    backend.slot,
+                    "  {slots} => {}",
                     backend.address.as_deref().unwrap_or(if backend.dangling {
                         "nothing"
                     } else {
@@ -157,6 +156,26 @@ fn write_frontends<'a>(
         }
     }
     print(&table, out)
+}
+
+/// The slots of a frontend, those in a row that are not there together: a damaged count can make
+/// them 65535.
+pub(super) fn slots(
+    frontend: &ProgrammedFrontend,
+) -> impl Iterator<Item = (String, &ProgrammedBackend)> {
+    let missing = |backend: &ProgrammedBackend| backend.id == 0 && backend.address.is_none();
+    frontend
+        .backends
+        .chunk_by(move |one, next| missing(one) && missing(next) && one.state == next.state)
+        .filter_map(|run| {
+            let (first, last) = (run.first()?, run.last()?);
+            let slots = if first.slot == last.slot {
+                first.slot.to_string()
+            } else {
+                format!("{} to {}", first.slot, last.slot)
+            };
+            Some((slots, first))
+        })
 }
 
 /// What is particular about a frontend, in a few words.

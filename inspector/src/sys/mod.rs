@@ -8,6 +8,8 @@ pub mod btf;
 pub mod cgroup;
 pub mod host;
 pub mod mounts;
+pub mod netlink;
+pub mod netns;
 pub mod program;
 pub mod signals;
 pub mod tc;

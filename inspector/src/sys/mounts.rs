@@ -1,4 +1,4 @@
-//! Mounted file systems of this mount namespace (`/proc/self/mountinfo`).
+//! Mounted file systems of the mount namespace of this thread (`/proc/thread-self/mountinfo`).
 
 use std::{
     ffi::OsString,
@@ -25,7 +25,7 @@ pub struct Mount {
 /// # Errors
 /// The error of reading the file.
 pub fn mounts() -> io::Result<Vec<Mount>> {
-    Ok(parse(&std::fs::read("/proc/self/mountinfo")?))
+    Ok(parse(&std::fs::read("/proc/thread-self/mountinfo")?))
 }
 
 fn parse(text: &[u8]) -> Vec<Mount> {
@@ -99,9 +99,9 @@ fn visible(mounts: Vec<Mount>, fs_type: &str) -> Vec<Mount> {
 /// The type of the mount that `path` lies in, if the mount table tells.
 #[must_use]
 pub fn type_of<'a>(mounts: &'a [Mount], path: &Path) -> Option<&'a str> {
+    // Of several at one place the last one hides the others: `max_by_key` takes the last.
     mounts
         .iter()
-        .rev()
         .filter(|mount| path.starts_with(&mount.target))
         .max_by_key(|mount| mount.target.components().count())
         .map(|mount| mount.fs_type.as_str())
@@ -153,6 +153,9 @@ mod tests {
         assert_eq!(type_of(&mounts, Path::new("/sys/fs/bpf/tc")), Some("bpf"));
         assert_eq!(type_of(&mounts, Path::new("/sys/kernel")), Some("sysfs"));
         assert_eq!(type_of(&mounts, Path::new("/etc")), Some("ext4"));
+        let mut table = TABLE.to_vec();
+        table.extend_from_slice(b"50 31 0:50 / /sys/fs/bpf rw - tmpfs tmpfs rw\n");
+        assert_eq!(type_of(&parse(&table), Path::new("/sys/fs/bpf/tc")), Some("tmpfs"));
     }
 
     #[test]

@@ -38,3 +38,38 @@ impl Drop for Held {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether this thread holds back SIGTERM.
+    fn holds() -> bool {
+        let mut now = MaybeUninit::uninit();
+        // SAFETY: with a null new set the call only writes the present one to `now`.
+        unsafe {
+            libc::pthread_sigmask(libc::SIG_BLOCK, ptr::null(), now.as_mut_ptr());
+            libc::sigismember(now.as_ptr(), libc::SIGTERM) == 1
+        }
+    }
+
+    #[test]
+    fn a_signal_waits_while_it_is_held_back() {
+        assert!(!holds());
+        let held = hold();
+        assert!(holds());
+        let mut came = 0;
+        // SAFETY: the signal goes to this thread, which holds it back; `sigwait` takes it out of
+        // the set that has just been initialised.
+        unsafe {
+            libc::raise(libc::SIGTERM);
+            let mut set = MaybeUninit::uninit();
+            libc::sigemptyset(set.as_mut_ptr());
+            libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);
+            assert_eq!(libc::sigwait(set.as_ptr(), &raw mut came), 0);
+        }
+        assert_eq!(came, libc::SIGTERM);
+        drop(held);
+        assert!(!holds());
+    }
+}

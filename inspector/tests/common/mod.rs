@@ -47,6 +47,7 @@ impl Probe {
             address: self.dst.parse().expect("an address"),
             port: Some(self.port),
             protocol: Some(self.proto.parse().expect("a protocol")),
+            source: None,
         }
     }
 }
@@ -68,11 +69,13 @@ pub fn stdout(output: &Output) -> &str {
 
 /// Collects from the lab's real maps and judges.
 pub fn judge(lab: &Lab, vip: VipQuery) -> Judgement {
-    let evidence = collect::node(&Options {
+    let mut evidence = collect::node(&Options {
         bpffs: Some(lab.bpffs().to_owned()),
-        question: Question::Vip(vip),
-        arguments: Vec::new(),
+        ..Options::new(Question::Vip(vip))
     })
     .expect("the lab's maps can be read");
+    // The programs and the network are those of the machine that the test runs on.
+    evidence.attachments = None;
+    evidence.network = None;
     judge::judge(&evidence).expect("evidence about a VIP")
 }

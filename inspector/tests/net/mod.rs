@@ -46,6 +46,15 @@ impl Host {
         Self(namespace.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     }
 
+    /// Moves a device of this thread's network namespace here.
+    pub fn take(&self, device: &str) {
+        let index = index(device);
+        netlink(async |handle| {
+            let message = LinkUnspec::new_with_index(index).setns_by_fd(self.0.as_raw_fd()).build();
+            handle.link().set(message).execute().await.expect("move the device");
+        });
+    }
+
     /// Runs `work` in this network namespace, on a thread of its own.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         thread::scope(|scope| {

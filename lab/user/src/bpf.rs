@@ -33,9 +33,11 @@ enum Cmd {
     ProgLoad = 5,
     ObjPin = 6,
     ObjGet = 7,
+    ProgAttach = 8,
     MapGetFdById = 14,
     ObjGetInfoByFd = 15,
     MapUpdateBatch = 26,
+    LinkCreate = 28,
 }
 
 /// Calls bpf(2) with `attr`, a prefix of the kernel's `union bpf_attr` for `cmd`.
@@ -169,6 +171,23 @@ struct ProgLoad {
     kern_version: u32,
     prog_flags: u32,
     prog_name: [u8; 16],
+}
+
+#[repr(C)]
+struct LinkCreate {
+    prog_fd: u32,
+    /// A descriptor or an interface index.
+    target: u32,
+    attach_type: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct ProgAttach {
+    target_fd: u32,
+    attach_bpf_fd: u32,
+    attach_type: u32,
+    attach_flags: u32,
 }
 
 /// Creates a map; `inner` is the template that a map of maps needs.
@@ -362,6 +381,33 @@ pub fn map_info(map: BorrowedFd<'_>) -> io::Result<(u32, MapSpec)> {
         name: String::from_utf8_lossy(&info.name[..end]).into_owned(),
     };
     Ok((info.id, spec))
+}
+
+/// Attaches a program by a link that lives as long as the descriptor or a pin of it. `target` is a
+/// descriptor (cgroups) or an interface index (tcx, in this thread's network namespace), as `kind`
+/// (`enum bpf_attach_type`) wants it.
+///
+/// # Errors
+/// What the kernel said.
+pub fn link_create(program: BorrowedFd<'_>, target: u32, kind: u32) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreate { prog_fd: raw(program), target, attach_type: kind, flags: 0 };
+    // SAFETY: LinkCreate is the kernel's layout and holds no pointer.
+    unsafe { bpf(Cmd::LinkCreate, &mut attr) }.map(owned)
+}
+
+/// Attaches a program to a cgroup without a link: until the cgroup is gone.
+///
+/// # Errors
+/// What the kernel said.
+pub fn prog_attach(program: BorrowedFd<'_>, cgroup: BorrowedFd<'_>, kind: u32) -> io::Result<()> {
+    let mut attr = ProgAttach {
+        target_fd: raw(cgroup),
+        attach_bpf_fd: raw(program),
+        attach_type: kind,
+        attach_flags: 0,
+    };
+    // SAFETY: ProgAttach is the kernel's layout and holds no pointer.
+    unsafe { bpf(Cmd::ProgAttach, &mut attr) }.map(drop)
 }
 
 /// Loads the smallest program there is (a socket filter that returns 0), named `name`.

@@ -284,6 +284,8 @@ pub struct CapturedMap {
     pub path: PathBuf,
     /// Name of its pin below `tc/globals`.
     pub name: String,
+    /// Id that the map had on the captured node.
+    pub id: u32,
     /// What the kernel reported of it.
     pub spec: MapSpec,
     /// The entries, in the file's order.
@@ -307,11 +309,22 @@ impl CapturedMap {
         Ok(Self {
             path: path.to_owned(),
             name: name.to_owned(),
+            id: header_id(&bytes),
             spec,
             entries,
             inner: BTreeMap::new(),
         })
     }
+}
+
+/// The id in the first line, `# type=1 id=27 …`; 0 where it has none.
+fn header_id(bytes: &[u8]) -> u32 {
+    let header = bytes.split(|byte| *byte == b'\n').next().unwrap_or_default();
+    std::str::from_utf8(header)
+        .unwrap_or_default()
+        .split_whitespace()
+        .find_map(|word| word.strip_prefix("id=")?.parse().ok())
+        .unwrap_or_default()
 }
 
 /// A capture: maps and text files.

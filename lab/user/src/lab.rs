@@ -13,10 +13,13 @@ use nix::sched::{CloneFlags, setns};
 use crate::{
     bpf,
     capture::{self, Capture, CaptureError, MapSpec},
+    cgroup,
+    datapath::{self, Datapath, DatapathError},
     maps::{self, MapError, MapHandle},
     netns::{self, Ns},
     network::{self, NetworkError},
     plan::{Plan, PlanError},
+    server::{self, ServerError},
     signals,
     state::{self, Agent, Process, Record, StateError},
 };
@@ -54,6 +57,12 @@ pub enum LabError {
     /// Something with a map.
     #[error(transparent)]
     Map(#[from] MapError),
+    /// The stand-in datapath.
+    #[error(transparent)]
+    Datapath(#[from] DatapathError),
+    /// A server of the lab.
+    #[error(transparent)]
+    Server(#[from] ServerError),
 }
 
 /// What a lab is to be made of.
@@ -64,6 +73,7 @@ pub struct Builder {
     name: Option<String>,
     agent: Agent,
     network: bool,
+    datapath: bool,
 }
 
 #[derive(Debug)]
@@ -123,6 +133,15 @@ impl Builder {
         self
     }
 
+    /// Whether the lab has a stand-in for Cilium's datapath, attached as the capture records it (and
+    /// none where it records nothing), and servers where the capture has backends. It brings the
+    /// network with it. By default the lab has neither.
+    #[must_use]
+    pub fn datapath(mut self, datapath: bool) -> Self {
+        self.datapath = datapath;
+        self
+    }
+
     /// Makes the lab. With a living agent, its liveness entry is fresh when this returns.
     ///
     /// If it fails, panics or is interrupted by a signal, nothing is left behind.
@@ -136,7 +155,16 @@ impl Builder {
             None => None,
         };
         // Before `only`, which may drop the map that says where the pods are.
-        let plan = if self.network { Some(Plan::of(capture.as_ref())?) } else { None };
+        let network = self.network || self.datapath;
+        let plan = if network { Some(Plan::of(capture.as_ref())?) } else { None };
+        let datapath = match &capture {
+            Some(capture) if self.datapath => Datapath::of(capture)?,
+            _ => None,
+        };
+        let (backends, unannounced) = match (&capture, &datapath) {
+            (Some(capture), Some(_)) => (server::backends(capture), datapath::unannounced(capture)),
+            _ => Default::default(),
+        };
         if let (Some(capture), Some(only)) = (&mut capture, &self.only) {
             capture.keep(only)?;
         }
@@ -166,6 +194,18 @@ impl Builder {
             if self.agent == Agent::Alive && capture.map("cilium_runtime_config").is_some() {
                 lab.set_agent_alive()?;
             }
+        }
+        if let (Some(plan), Some(datapath)) = (&plan, &datapath) {
+            {
+                let _step = signals::step();
+                network::route_by_node(lab.name(), &unannounced)?;
+            }
+            datapath::attach(lab.name(), lab.bpffs(), plan, datapath, signals::step)?;
+            if datapath.hooks().next().is_some() {
+                lab.record.cgroup = cgroup::path(lab.name())?;
+            }
+            let _step = signals::step();
+            server::start(lab.name(), plan, &backends)?;
         }
         lab.record.complete = true;
         {
@@ -225,6 +265,7 @@ impl Lab {
             capture: capture.map(|path| std::path::absolute(&path).unwrap_or(path)),
             agent,
             netns: None,
+            cgroup: None,
             maker: Process::now(pid).unwrap_or(Process { pid, start: 0 }),
             complete: false,
         };
@@ -326,8 +367,9 @@ impl Lab {
         netns_of(self.name(), place)
     }
 
-    /// Makes `command` run in the lab: in the network namespace of `place`, and with
-    /// `INSPECT_BPFFS` naming the lab's bpffs.
+    /// Makes `command` run in the lab: in the network namespace of `place`, in the lab's cgroup if
+    /// that is the node or a pod and the lab has one, and with `INSPECT_BPFFS` naming the lab's
+    /// bpffs.
     ///
     /// # Errors
     /// [`LabError::NoSuchPlace`].
@@ -438,17 +480,44 @@ pub fn netns_of(name: &str, place: Ns) -> Result<PathBuf, LabError> {
 /// Makes `command` run in the lab that `record` describes (see [`Lab::exec_in`]).
 ///
 /// # Errors
-/// [`LabError::NoSuchPlace`].
+/// [`LabError::NoSuchPlace`], [`LabError::State`].
 pub fn exec_in<'a>(
     record: &Record,
     place: Ns,
     command: &'a mut Command,
 ) -> Result<&'a mut Command, LabError> {
+    let on_node = matches!(place, Ns::Node | Ns::Pod(_));
+    enter(record, place, record.cgroup.as_deref().filter(|_| on_node), command)
+}
+
+/// As [`exec_in`], but outside of the lab's cgroup: no socket load balancing.
+///
+/// # Errors
+/// [`LabError::NoSuchPlace`], [`LabError::State`].
+pub fn exec_outside<'a>(
+    record: &Record,
+    place: Ns,
+    command: &'a mut Command,
+) -> Result<&'a mut Command, LabError> {
+    enter(record, place, None, command)
+}
+
+fn enter<'a>(
+    record: &Record,
+    place: Ns,
+    cgroup: Option<&Path>,
+    command: &'a mut Command,
+) -> Result<&'a mut Command, LabError> {
     let namespace = state::open_file(&netns_of(&record.name, place)?)?;
+    let entrance = cgroup.map(cgroup::entrance).transpose()?;
     command.env("INSPECT_BPFFS", &record.bpffs);
-    // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
+    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
     Ok(unsafe {
         command.pre_exec(move || {
+            if let Some(entrance) = &entrance {
+                // The process that writes it is meant by a zero.
+                nix::unistd::write(entrance, b"0")?;
+            }
             setns(namespace.as_fd(), CloneFlags::CLONE_NEWNET).map_err(io::Error::from)
         })
     })

@@ -2,8 +2,8 @@
 //! pinned kernel maps.
 //!
 //! Tests take a [`Lab`] of their own (several at once are fine); people and scripts use the binary
-//! `inspector-lab`, which `cargo xtask lab` runs. The lab holds state, not behaviour: no program of
-//! Cilium runs in it. Everything is made on this machine and needs root.
+//! `inspector-lab`, which `cargo xtask lab` runs. No program of Cilium runs in it; a stand-in
+//! ([`datapath`]) does what the captures show of one. Everything is made on this machine and needs root.
 //!
 //! ```no_run
 //! use inspector_lab::Lab;
@@ -18,16 +18,24 @@
 
 pub mod bpf;
 pub mod capture;
+pub mod cgroup;
+mod child;
+pub mod datapath;
+pub mod evidence;
+mod filter;
 pub mod lab;
 pub mod maps;
 pub mod netns;
 mod network;
 mod plan;
+pub mod probe;
+pub mod server;
 mod signals;
 pub mod state;
 mod tun;
 
 pub use capture::{Capture, CaptureError};
+pub use datapath::{Datapath, DatapathError};
 pub use lab::{Builder, Lab, LabError};
 pub use maps::{MapError, MapHandle};
 pub use netns::Ns;

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Devices, interface indexes, addresses, MAC addresses, routes and rules of the node are those of
-//! the capture. No program of Cilium runs, so nothing answers for a VIP, and pods are reached only
-//! as far as the routes reach them (on a real node BPF does that).
+//! the capture. Without the stand-in datapath ([`crate::datapath`]) nothing answers for a VIP, and
+//! pods are reached only as far as the routes reach them (on a real node BPF does that).
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -95,6 +95,10 @@ fn netlink(what: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetworkE
 fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> NetworkError {
     |source| NetworkError::Io { what: what.into(), source }
 }
+
+/// The node's addresses in the LAN, which all captures share.
+const NODE_IN_LAN: (Ipv4Addr, Ipv6Addr) =
+    (Ipv4Addr::new(192, 168, 2, 10), Ipv6Addr::new(0xfd00, 2, 0, 0, 0, 0, 0, 0x10));
 
 /// A host of the LAN: role, last byte of its IPv4 address, last group of its IPv6 address.
 const HOSTS: [(Ns, u8, u16); 2] = [(Ns::Client, 50, 0x50), (Ns::Host60, 60, 0x60)];
@@ -204,7 +208,33 @@ fn fill(plan: &Plan, namespaces: &BTreeMap<Ns, OwnedFd>) -> Result<(), NetworkEr
             let what = "the default route over wg0";
             handle.route().add(route).execute().await.map_err(netlink(what))?;
         }
-        tun::pump(&tun, &far).map_err(io("starting the process between the ends of wg0"))
+        tun::pump(tun, far).map_err(io("starting the process between the ends of wg0"))
+    })
+}
+
+/// Gives the client of the lab `name` a route by way of the node to each of `addresses`, which lie in
+/// the node's LAN: the captures' clients had such for VIPs that no responder announces.
+///
+/// # Errors
+/// [`NetworkError`].
+pub fn route_by_node(name: &str, addresses: &[IpAddr]) -> Result<(), NetworkError> {
+    let client = crate::state::open_file(&netns::path(name, Ns::Client))?;
+    in_namespace(&client, async |handle| {
+        for address in addresses {
+            let route = match *address {
+                IpAddr::V4(address) => RouteMessageBuilder::<Ipv4Addr>::new()
+                    .destination_prefix(address, 32)
+                    .gateway(NODE_IN_LAN.0)
+                    .build(),
+                IpAddr::V6(address) => RouteMessageBuilder::<Ipv6Addr>::new()
+                    .destination_prefix(address, 128)
+                    .gateway(NODE_IN_LAN.1)
+                    .build(),
+            };
+            let what = format!("the client's route to {address}");
+            handle.route().add(route).execute().await.map_err(netlink(what))?;
+        }
+        Ok(())
     })
 }
 
@@ -452,11 +482,11 @@ async fn host(
     // As on the captures' client: cluster addresses are behind the node.
     let v4 = RouteMessageBuilder::<Ipv4Addr>::new()
         .destination_prefix(Ipv4Addr::new(10, 96, 0, 0), 16)
-        .gateway(Ipv4Addr::new(192, 168, 2, 10))
+        .gateway(NODE_IN_LAN.0)
         .build();
     let v6 = RouteMessageBuilder::<Ipv6Addr>::new()
         .destination_prefix(Ipv6Addr::from([0xfd00, 0x96, 0, 0, 0, 0, 0, 0]), 112)
-        .gateway(Ipv6Addr::from([0xfd00, 2, 0, 0, 0, 0, 0, 0x10]))
+        .gateway(NODE_IN_LAN.1)
         .build();
     for route in [v4, v6] {
         handle

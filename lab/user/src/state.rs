@@ -26,7 +26,7 @@ use nix::{
 };
 use serde::{Deserialize, Serialize};
 
-use crate::{netns, tun};
+use crate::{cgroup, netns, server, tun};
 
 /// The folder that holds one folder per lab.
 const RUN: &str = "/run/inspector-lab";
@@ -165,6 +165,9 @@ pub struct Record {
     pub bpffs: PathBuf,
     /// The node's network namespace, where the lab has a network.
     pub netns: Option<PathBuf>,
+    /// The cgroup whose sockets are load-balanced, where the lab has such programs.
+    #[serde(default)]
+    pub cgroup: Option<PathBuf>,
     /// The process that made the lab.
     pub maker: Process,
     /// Whether the making came to its end.
@@ -373,6 +376,7 @@ pub fn remove(name: &str) -> Result<(), StateError> {
     note(end_processes(name));
     note(netns::remove_all(name));
     note(unmount(&bpffs(name)));
+    note(cgroup::remove(name));
     if let Some(problem) = problems.into_iter().next() {
         return Err(problem);
     }
@@ -450,8 +454,8 @@ fn end_processes(name: &str) -> Result<(), StateError> {
     let mut processes = netns::processes_in(name)?;
     // A process that holds its lab as a value may itself be in one of its namespaces.
     processes.retain(|process| process.pid != std::process::id().cast_signed());
-    let pumps: Vec<i32> =
-        processes.iter().map(|process| process.pid).filter(|pid| is_pump(*pid)).collect();
+    let ours: Vec<i32> =
+        processes.iter().map(|process| process.pid).filter(|pid| is_ours(*pid)).collect();
     for signal in [Signal::SIGTERM, Signal::SIGKILL] {
         processes.retain(|process| process.is_alive());
         for process in &processes {
@@ -463,10 +467,10 @@ fn end_processes(name: &str) -> Result<(), StateError> {
             thread::sleep(Duration::from_millis(2));
         }
     }
-    for pump in pumps {
+    for pid in ours {
         // If it was our child, it is a zombie until we wait for it; if not, this fails. Other
         // children are waited for by whoever started them.
-        let _ = waitpid(Pid::from_raw(pump), Some(WaitPidFlag::WNOHANG));
+        let _ = waitpid(Pid::from_raw(pid), Some(WaitPidFlag::WNOHANG));
     }
     match processes.iter().find(|process| process.is_alive()) {
         None => Ok(()),
@@ -476,10 +480,10 @@ fn end_processes(name: &str) -> Result<(), StateError> {
     }
 }
 
-/// Whether the process is the one that [`tun::pump`] started.
-fn is_pump(pid: i32) -> bool {
+/// Whether the process is one that [`tun::pump`] or [`server::start`] has started.
+fn is_ours(pid: i32) -> bool {
     let name = fs::read(format!("/proc/{pid}/comm")).unwrap_or_default();
-    name.trim_ascii_end() == tun::PUMP.to_bytes()
+    [tun::PUMP, server::NAME].iter().any(|ours| name.trim_ascii_end() == ours.to_bytes())
 }
 
 /// This process, its parent, and so on to the first.

@@ -6,16 +6,14 @@
 //! route. The process ends when it is told to, or when a device is gone.
 
 use std::{
+    convert::Infallible,
     ffi::CStr,
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     io,
-    os::fd::{AsRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, OwnedFd},
 };
 
-use nix::{
-    sys::signal::{SigSet, SigmaskHow, Signal, signal},
-    unistd::{ForkResult, fork},
-};
+use crate::child;
 
 /// `struct ifreq`, as TUNSETIFF takes it.
 #[repr(C)]
@@ -61,56 +59,19 @@ fn check(result: libc::c_int) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Starts the process that carries packets between two TUN devices; it is in the network namespace
-/// of the calling thread, by which [`crate::state::remove`] finds it. It has nothing of this
-/// process but the two devices: no terminal, no files, no signal handlers.
+/// Starts the process that carries packets between two TUN devices (see [`child::start`]).
 ///
 /// # Errors
 /// What the system said.
-pub fn pump(one: &OwnedFd, other: &OwnedFd) -> io::Result<()> {
+pub fn pump(one: OwnedFd, other: OwnedFd) -> io::Result<()> {
     // Allocated here, because the child must not. An IP packet is no longer.
-    let mut packet = vec![0; 65536];
-    let null = File::options().read(true).write(true).open("/dev/null")?;
-    // SAFETY: this process may have other threads, so the child must do only what is safe in a
-    // signal handler until it ends: `child` makes system calls and nothing else (no allocation, no
-    // lock, no panic), and never returns.
-    match unsafe { fork() }? {
-        ForkResult::Parent { .. } => Ok(()),
-        ForkResult::Child => {
-            child(one.as_raw_fd(), other.as_raw_fd(), null.as_raw_fd(), &mut packet)
-        }
-    }
+    let packet = vec![0; 65536];
+    // SAFETY: `life` makes system calls and nothing else.
+    unsafe { child::start(PUMP, &[one, other], packet, |packet| life(packet)) }
 }
 
-/// The life of the pump. Only system calls: see [`pump`].
-fn child(one: RawFd, other: RawFd, null: RawFd, packet: &mut [u8]) -> ! {
-    // SAFETY: every call takes plain numbers, or pointers to memory of this function for the time
-    // of the call; a failure of any leaves the pump less tidy, or makes it end below.
-    unsafe {
-        // A terminal's Ctrl-C is not for the pump: whoever made the lab ends it.
-        libc::setsid();
-        libc::prctl(libc::PR_SET_NAME, PUMP.as_ptr());
-        libc::chdir(c"/".as_ptr());
-        // Whoever reads our maker's output must see its end when our maker ends.
-        libc::dup2(null, 0);
-        libc::dup2(null, 1);
-        libc::dup2(null, 2);
-        // Out of the way first: either may be number 3 or 4 now.
-        let (one, other) = (
-            libc::fcntl(one, libc::F_DUPFD, 64 as libc::c_int),
-            libc::fcntl(other, libc::F_DUPFD, 64 as libc::c_int),
-        );
-        libc::dup2(one, 3);
-        libc::dup2(other, 4);
-        // Locks of labs are among the descriptors that our maker had open.
-        libc::syscall(libc::SYS_close_range, 5, libc::c_uint::MAX, 0);
-    }
-    for number in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-        // SAFETY: the default action runs no code of this process.
-        let _ = unsafe { signal(number, nix::sys::signal::SigHandler::SigDfl) };
-    }
-    let _ = nix::sys::signal::sigprocmask(SigmaskHow::SIG_SETMASK, Some(&SigSet::empty()), None);
-
+/// The life of the pump, whose devices are the descriptors 3 and 4.
+fn life(packet: &mut [u8]) -> Infallible {
     let mut ends = [3, 4].map(|fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 });
     loop {
         // SAFETY: poll writes into the two entries of `ends`.

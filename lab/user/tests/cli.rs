@@ -92,15 +92,23 @@ fn traces(name: &str) -> Vec<String> {
             traces.push(file);
         }
     }
+    traces.extend(
+        inspector_lab::cgroup::path(name)
+            .expect("mounts")
+            .filter(|path| path.exists())
+            .map(|path| path.display().to_string()),
+    );
     traces
 }
 
-/// Namespaces of pumps now.
+/// Namespaces of pumps and servers now.
 fn pumps() -> Vec<PathBuf> {
     let mut pumps = Vec::new();
     for entry in fs::read_dir("/proc").expect("/proc") {
         let path = entry.expect("an entry").path();
-        if fs::read_to_string(path.join("comm")).is_ok_and(|name| name == "ilab-pump\n") {
+        if fs::read_to_string(path.join("comm"))
+            .is_ok_and(|name| ["ilab-pump\n", "ilab-server\n"].contains(&&name[..]))
+        {
             pumps.extend(fs::read_link(path.join("ns/net")));
         }
     }

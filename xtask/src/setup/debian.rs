@@ -41,6 +41,57 @@ fn download_in(work: &Path, version: &str, library: &Path) -> Result<()> {
     bail!("{}", tried.join(", "))
 }
 
+/// Downloads packages of this machine's suite with all that they depend on, and unpacks them at
+/// `root`; what every Debian system has anyway is left out.
+pub fn unpack(packages: &[&str], root: &Path) -> Result<()> {
+    for tool in ["apt-get", "dpkg-deb"] {
+        if !process::is_installed(tool) {
+            bail!("{tool} is not installed");
+        }
+    }
+    let work = super::tools_dir()?.join("debian");
+    process::remove_dir(&work)?;
+    let outcome = unpack_in(&work, packages, root);
+    process::remove_dir(&work)?;
+    outcome
+}
+
+fn unpack_in(work: &Path, packages: &[&str], root: &Path) -> Result<()> {
+    /// The C library has to be the system's, whose loader is used.
+    const LEFT_OUT: [&str; 3] = ["libc6_", "gcc-", "libgcc-s1_"];
+
+    let apt = Apt::new(work, &configured_mirror()?, &suite()?)?;
+    output(apt.command("apt-get").arg("update"), "apt-get update")?;
+    // The private apt takes nothing for installed, so that it fetches every library.
+    let arguments = ["install", "--download-only", "--no-install-recommends", "-y"];
+    output(apt.command("apt-get").args(arguments).args(packages), "apt-get install")?;
+    let archives = work.join("cache/archives");
+    let unpacked = work.join("unpacked");
+    for entry in fs::read_dir(&archives)
+        .with_context(|| format!("cannot list {}", archives.display()))?
+        .filter_map(Result::ok)
+    {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        let is_package = Path::new(&name).extension().is_some_and(|extension| extension == "deb");
+        if is_package && !LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) {
+            let mut unpack = Command::new("dpkg-deb");
+            output(unpack.arg("-x").arg(entry.path()).arg(&unpacked), "dpkg-deb -x")?;
+        }
+    }
+    process::remove_dir(root)?;
+    fs::rename(&unpacked, root).with_context(|| format!("cannot make {}", root.display()))
+}
+
+/// The Debian release that this machine runs, by its code name.
+fn suite() -> Result<String> {
+    let file = "/etc/os-release";
+    let text = fs::read_to_string(file).with_context(|| format!("cannot read {file}"))?;
+    text.lines()
+        .find_map(|line| line.strip_prefix("VERSION_CODENAME="))
+        .map(|name| name.trim_matches('"').to_owned())
+        .with_context(|| format!("{file} names no Debian release"))
+}
+
 /// An apt that knows one suite of one mirror and keeps everything in one folder.
 struct Apt<'a> {
     work: &'a Path,

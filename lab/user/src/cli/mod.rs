@@ -2,6 +2,7 @@
 
 mod down;
 mod exec;
+mod probe;
 mod up;
 
 use std::process::ExitCode;
@@ -25,6 +26,12 @@ enum Verb {
     Up(up::Up),
     /// Run a command in a lab
     Exec(exec::Exec),
+    /// Connect from every place to every frontend and print what happened, as a capture's
+    /// probes.json
+    Probe(probe::Probe),
+    /// Make the connections that are read from stdin, from where this process is
+    #[command(hide = true)]
+    Connect(probe::Connect),
     /// Remove a lab
     Down(down::Down),
 }
@@ -38,6 +45,8 @@ impl Arguments {
         match self.verb {
             Verb::Up(verb) => verb.run(),
             Verb::Exec(verb) => verb.run(),
+            Verb::Probe(verb) => verb.run(),
+            Verb::Connect(verb) => verb.run(),
             Verb::Down(verb) => verb.run(),
         }
     }

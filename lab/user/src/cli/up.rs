@@ -31,6 +31,10 @@ pub struct Up {
     /// Make the maps alone, without network namespaces
     #[arg(long)]
     no_network: bool,
+
+    /// Attach no programs, and start no servers where the capture has backends
+    #[arg(long)]
+    no_datapath: bool,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -52,6 +56,7 @@ impl Up {
             .captured(capture)
             .name(self.name)
             .network(!self.no_network)
+            .datapath(!self.no_network && !self.no_datapath)
             .agent(match self.agent {
                 Life::Alive => Agent::Alive,
                 Life::Dead => Agent::Dead,

@@ -1,13 +1,16 @@
 //! The findings: what was seen, what it means, what to do next. Their ids are stable: people
 //! write them into CI.
 
+mod paths;
+
 use std::{collections::BTreeSet, fmt, net::IpAddr, str::FromStr};
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    PathVerdict, Served,
+    Outcome, PathVerdict, Served,
+    attached::Facts,
     programmed::{
         AGENT_TIMEOUT_S, Programmed, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy,
     },
@@ -96,6 +99,18 @@ finding_ids! {
     AttachShadowed = "attach-shadowed", Error;
     /// Attached programs use other maps than the pinned ones.
     StalePins = "stale-pins", Error;
+    /// A device from which clients come has no program of Cilium's that load-balances.
+    DeviceNoDatapath = "device-no-datapath", Error;
+    /// Socket-LB was set up and is not in force.
+    SocketLbIneffective = "socket-lb-ineffective", Error;
+    /// The way of marked packets to the local proxy is broken.
+    ProxyPathBroken = "proxy-path-broken", Error;
+    /// There is no living way to a backend.
+    BackendUnreachable = "backend-unreachable", Error;
+    /// This node answers for the VIP on a device that is down.
+    CarrierDownAnnouncing = "carrier-down-announcing", Error;
+    /// A frontend is in the maps and not in the agent.
+    GhostFrontend = "ghost-frontend", Warning;
     /// A pinned link holds nothing.
     PinHoldsNothing = "pin-holds-nothing", Warning;
     /// A load balancer map has no room left.
@@ -116,6 +131,12 @@ finding_ids! {
     UnknownFlags = "frontend-unknown-flags", Warning;
     /// A map of an older generation is left over.
     OlderGeneration = "map-older-generation", Note;
+    /// The VIP's neighbour entry looks alarming, and nothing looks it up.
+    NeighbourIrrelevant = "neighbour-irrelevant", Note;
+    /// A WireGuard device that no client has used.
+    NoClientYet = "no-client-yet", Note;
+    /// A device without Ethernet header takes smaller packets than the backends send.
+    L3Mtu = "l3-mtu", Note;
     /// `ping` of a VIP proves nothing.
     PingProvesNothing = "ping-proves-nothing", Note;
     /// A socket on the node is another path than a forwarded packet.
@@ -175,6 +196,14 @@ const RESERVED_IDENTITIES: u32 = 255;
 struct Findings(Vec<Finding>);
 
 impl Findings {
+    /// A finding about a path.
+    fn add_on(&mut self, id: FindingId, path: &str, seen: String, meaning: &str, next: &str) {
+        self.add(id, None, seen, meaning, next);
+        if let Some(added) = self.0.last_mut() {
+            added.path = Some(path.to_owned());
+        }
+    }
+
     fn add(
         &mut self,
         id: FindingId,
@@ -195,20 +224,21 @@ impl Findings {
     }
 }
 
-/// All findings that the maps alone establish, worst first.
+/// All findings that state alone establishes, worst first.
 pub(super) fn find(
     evidence: &Evidence,
     tables: &Tables,
     programmed: &Programmed,
     query: &VipQuery,
     paths: &[PathVerdict],
+    facts: &Facts,
 ) -> Vec<Finding> {
     let mut findings = Findings(Vec::new());
     absent(&mut findings, tables, programmed, query);
     for frontend in &programmed.frontends {
         if frontend.master {
             backends(&mut findings, programmed, frontend, query);
-            restrictions(&mut findings, frontend);
+            restrictions(&mut findings, frontend, paths);
         } else {
             findings.add(
                 FindingId::FrontendMasterMissing,
@@ -228,6 +258,7 @@ pub(super) fn find(
     scopes_differ(&mut findings, programmed);
     announcement(&mut findings, tables, programmed, query);
     maps(&mut findings, evidence, tables);
+    paths::find(&mut findings, evidence, programmed, query, paths, facts);
     notes(&mut findings, programmed, query, paths);
     findings.0.sort_by_key(|finding| finding.severity);
     findings.0
@@ -489,20 +520,23 @@ fn reverse_nat_missing(findings: &mut Findings, frontend: &ProgrammedFrontend) {
     );
 }
 
-fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend) {
-    if let Some(ranges) = &frontend.source_ranges
-        && !ranges.deny
-        && ranges.complete
-        && ranges.ranges.is_empty()
-    {
-        findings.add(
-            FindingId::SourceRangeDenied,
-            Some(&frontend.frontend),
-            format!("{} checks source ranges and has none", frontend.frontend),
-            "every client is denied in BPF",
-            "check loadBalancerSourceRanges of the Service",
-        );
-    }
+fn restrictions(findings: &mut Findings, frontend: &ProgrammedFrontend, paths: &[PathVerdict]) {
+    let Some(ranges) = &frontend.source_ranges else { return };
+    let denied = paths
+        .iter()
+        .find(|path| path.frontend == frontend.frontend && path.outcome == Outcome::Denied);
+    let Some(why) = denied.and_then(|path| path.why.last()) else { return };
+    findings.add(
+        FindingId::SourceRangeDenied,
+        Some(&frontend.frontend),
+        format!("{}: {why}", frontend.frontend),
+        if ranges.ranges.is_empty() {
+            "every client is denied in BPF"
+        } else {
+            "this client is denied in BPF, without an answer"
+        },
+        "check loadBalancerSourceRanges of the Service",
+    );
 }
 
 /// Where new connections go.

@@ -1,0 +1,325 @@
+//! The programs on devices.
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::bpf_get_prandom_u32;
+use aya_ebpf::macros::classifier;
+use aya_ebpf::programs::TcContext;
+
+use crate::config::{enable_l7_lb, enable_reject, nat_ipv4, nat_ipv6_high, nat_ipv6_low};
+use crate::maps::{CALLS, FLOWS, Tuple};
+use crate::packet::{self, At, DROP, ETHERNET, Reason, STACK};
+use crate::service::{self, L7, ROUTABLE};
+use crate::{neighbour, reject};
+
+/// Where the programs for IPv4 and IPv6 are in [`CALLS`].
+pub const IPV4: u32 = 7;
+pub const IPV6: u32 = 10;
+
+const P_IPV4: u16 = 0x0800;
+const P_ARP: u16 = 0x0806;
+const P_IPV6: u16 = 0x86dd;
+
+/// Mark of packets for the L7 proxy; its port (network byte order) is the upper half.
+const MARK_TO_PROXY: u32 = 0x0200;
+
+/// Mark of packets that have the node's address as their source now.
+const MARK_SNAT_DONE: u32 = 0x0300;
+
+/// What a pod sees as the client when it reaches itself through a service: 169.254.42.1.
+const LOOPBACK: u32 = u32::from_ne_bytes([169, 254, 42, 1]);
+
+/// What kind of device a packet was received on.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum From {
+    /// A device to the outside.
+    Outside,
+    /// A pod's, where sockets do the load balancing.
+    Pod,
+    /// A pod's, where it is done for each packet.
+    PodBalanced,
+}
+
+#[inline(always)]
+fn protocol(ctx: &TcContext) -> u16 {
+    // SAFETY: the kernel hands a valid __sk_buff to a classifier. The protocol is the low half, in
+    // network byte order.
+    let protocol = unsafe { (*ctx.skb.skb).protocol };
+    #[expect(clippy::cast_possible_truncation, reason = "the low half is all there is")]
+    u16::from_be(protocol as u16)
+}
+
+/// To the program for the packet's protocol. As in Cilium, a missing one is a drop.
+#[inline(always)]
+fn call(ctx: &TcContext, index: u32) -> i32 {
+    // SAFETY: nothing here has anything to drop.
+    unsafe { CALLS.tail_call(ctx, index) };
+    DROP
+}
+
+/// Ingress of the devices to the outside.
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn cil_from_netdev(ctx: TcContext) -> i32 {
+    let has_header = packet::header() != 0;
+    match protocol(&ctx) {
+        P_ARP if has_header => neighbour::answer_arp(&ctx),
+        P_IPV4 => call(&ctx, IPV4),
+        P_IPV6 => {
+            if has_header && let Some(action) = neighbour::answer_solicitation(&ctx) {
+                return action;
+            }
+            call(&ctx, IPV6)
+        }
+        _ => STACK,
+    }
+}
+
+/// Egress of the devices to the outside: a real one masquerades here, and never translates.
+#[classifier]
+pub fn cil_to_netdev(_: TcContext) -> i32 {
+    STACK
+}
+
+/// Ingress of `cilium_host` and `cilium_net`.
+#[classifier]
+pub fn cil_to_host(_: TcContext) -> i32 {
+    STACK
+}
+
+/// Egress of `cilium_host`: the way from the node's stack to its pods.
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn cil_from_host(ctx: TcContext) -> i32 {
+    match protocol(&ctx) {
+        P_IPV4 => from_host::<false>(&ctx),
+        P_IPV6 => from_host::<true>(&ctx),
+        _ => STACK,
+    }
+}
+
+#[inline(always)]
+fn from_host<const V6: bool>(ctx: &TcContext) -> i32 {
+    let mut destination = [0; 4];
+    let at = ETHERNET as usize;
+    if V6 {
+        let Ok(address) = ctx.load(at + 24) else { return DROP };
+        destination = address;
+    } else {
+        let Ok(address) = ctx.load(at + 16) else { return DROP };
+        destination[0] = address;
+    }
+    match packet::endpoint::<V6>(&destination) {
+        Some(pod) if !packet::is_node(pod) => packet::to_pod::<V6>(ctx, pod, At::Egress, ETHERNET),
+        _ => STACK,
+    }
+}
+
+/// Ingress of the pods' devices: what pods send.
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn cil_from_container(ctx: TcContext) -> i32 {
+    match protocol(&ctx) {
+        P_IPV4 => call(&ctx, IPV4),
+        P_IPV6 => match neighbour::answer_pod(&ctx) {
+            Some(action) => action,
+            None => call(&ctx, IPV6),
+        },
+        _ => STACK,
+    }
+}
+
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn tail_handle_ipv4_from_netdev(ctx: TcContext) -> i32 {
+    handle::<false>(&ctx, From::Outside)
+}
+
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn tail_handle_ipv6_from_netdev(ctx: TcContext) -> i32 {
+    handle::<true>(&ctx, From::Outside)
+}
+
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn tail_handle_ipv4(ctx: TcContext) -> i32 {
+    handle::<false>(&ctx, From::Pod)
+}
+
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn tail_handle_ipv6(ctx: TcContext) -> i32 {
+    handle::<true>(&ctx, From::Pod)
+}
+
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn tail_per_packet_lb_ipv4(ctx: TcContext) -> i32 {
+    handle::<false>(&ctx, From::PodBalanced)
+}
+
+#[classifier]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn tail_per_packet_lb_ipv6(ctx: TcContext) -> i32 {
+    handle::<true>(&ctx, From::PodBalanced)
+}
+
+/// What happens to a packet that a device has received.
+#[inline(always)]
+fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
+    let l3 = packet::header();
+    let Some((old, l4)) = packet::parse::<V6>(ctx, l3) else {
+        return pass::<V6>(ctx, l3);
+    };
+    if !packet::is_opening(ctx, &old, l4)
+        && let Some(known) = FLOWS.get_ptr(old)
+    {
+        // SAFETY: a found entry is valid while this program runs; it is copied at once.
+        let new = unsafe { *known };
+        return forward::<V6>(ctx, l3, l4, &old, &new);
+    }
+    if from != From::Pod {
+        match balance::<V6>(ctx, from, l3, &old) {
+            Balanced::To(new) => return forward::<V6>(ctx, l3, l4, &old, &new),
+            Balanced::Done(action) => return action,
+            Balanced::NoService => {}
+        }
+    }
+    pass::<V6>(ctx, l3)
+}
+
+enum Balanced {
+    NoService,
+    To(Tuple),
+    Done(i32),
+}
+
+/// Load balancing, in Cilium's order: wildcard, source range, routable, L7, no backends, backend.
+#[inline(always)]
+fn balance<const V6: bool>(ctx: &TcContext, from: From, l3: u32, old: &Tuple) -> Balanced {
+    let outside = from == From::Outside;
+    let vip = &old.destination;
+    let Some(found) = service::find::<V6>(vip, old.destination_port, old.protocol, !outside) else {
+        return if outside && service::is_wildcard::<V6>(vip) {
+            Balanced::Done(packet::drop(ctx, Reason::NoService))
+        } else {
+            Balanced::NoService
+        };
+    };
+    if outside && !service::admits::<V6>(&found.service, &old.source) {
+        return Balanced::Done(packet::drop(ctx, Reason::NotInSourceRange));
+    }
+    if outside && found.service.flags & ROUTABLE == 0 {
+        return Balanced::Done(packet::drop(ctx, Reason::ClusterIp));
+    }
+    if enable_l7_lb.load() != 0 && found.service.flags2 & L7 != 0 {
+        let port = u32::from(service::proxy_port(&found.service));
+        ctx.set_mark(MARK_TO_PROXY | port << 16);
+        return Balanced::Done(STACK);
+    }
+    if found.service.count == 0 {
+        let tell = enable_reject.load() != 0 && !V6 && l3 != 0;
+        let action =
+            if tell { reject::unreachable(ctx) } else { packet::drop(ctx, Reason::NoService) };
+        return Balanced::Done(action);
+    }
+    let Some(target) = service::choose::<V6>(&found, vip, old.destination_port, &old.source) else {
+        return Balanced::Done(DROP);
+    };
+    let mut new = *old;
+    new.destination = target.address;
+    new.destination_port = target.port;
+    let local = packet::endpoint::<V6>(&target.address).is_some();
+    if !outside {
+        if !V6 && new.destination[0] == old.source[0] {
+            new.source[0] = LOOPBACK;
+        }
+    } else if !local {
+        if V6 {
+            let (high, low) = (nat_ipv6_high.load(), nat_ipv6_low.load());
+            new.source = halves(high, low);
+        } else {
+            new.source[0] = nat_ipv4.load();
+        }
+    }
+    let elsewhere = outside && !local;
+    if remember(old, &mut new, elsewhere).is_err() {
+        return Balanced::Done(DROP);
+    }
+    if elsewhere {
+        ctx.set_mark(MARK_SNAT_DONE);
+    }
+    Balanced::To(new)
+}
+
+#[expect(clippy::cast_possible_truncation, reason = "taken apart into halves")]
+#[inline(always)]
+fn halves(high: u64, low: u64) -> [u32; 4] {
+    // The numbers hold the bytes in their order in memory; BPF here is little endian, as the
+    // captures are.
+    [high as u32, (high >> 32) as u32, low as u32, (low >> 32) as u32]
+}
+
+/// Notes both directions of a connection. With `shared`, the new source address is the node's, and
+/// another client may have the port: then the connection gets another one.
+#[inline(always)]
+fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> Result<(), i32> {
+    let back = reversed(old);
+    let flags = if shared { u64::from(BPF_NOEXIST) } else { 0 };
+    let key = reversed(new);
+    if FLOWS.insert(key, back, flags).is_err() {
+        // SAFETY: a found entry is valid while this program runs.
+        let ours = FLOWS.get_ptr(key).is_some_and(|entry| unsafe { *entry == back });
+        if !ours {
+            // One more try, from the upper half of the ports, is enough for a lab.
+            #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
+            // SAFETY: the helper takes nothing and cannot fail.
+            let port = unsafe { bpf_get_prandom_u32() } as u16 | 0x8000;
+            new.source_port = port.to_be();
+            FLOWS.insert(reversed(new), back, u64::from(BPF_NOEXIST))?;
+        }
+    }
+    FLOWS.insert(old, *new, 0)
+}
+
+#[inline(always)]
+fn reversed(tuple: &Tuple) -> Tuple {
+    Tuple {
+        source: tuple.destination,
+        destination: tuple.source,
+        source_port: tuple.destination_port,
+        destination_port: tuple.source_port,
+        ..*tuple
+    }
+}
+
+/// Translated: to the pod, or where the routes say.
+#[inline(always)]
+fn forward<const V6: bool>(ctx: &TcContext, l3: u32, l4: u32, old: &Tuple, new: &Tuple) -> i32 {
+    if packet::rewrite::<V6>(ctx, l3, l4, old, new).is_err() {
+        return DROP;
+    }
+    match packet::endpoint::<V6>(&new.destination) {
+        Some(node) if packet::is_node(node) => STACK,
+        Some(pod) => packet::to_pod::<V6>(ctx, pod, At::Ingress, l3),
+        None => packet::route::<V6>(ctx, l3, new),
+    }
+}
+
+/// Not translated: to the pod that it is for, else to the node's stack.
+#[inline(always)]
+fn pass<const V6: bool>(ctx: &TcContext, l3: u32) -> i32 {
+    let mut destination = [0; 4];
+    let at = l3 as usize;
+    if V6 {
+        let Ok(address) = ctx.load(at + 24) else { return STACK };
+        destination = address;
+    } else {
+        let Ok(address) = ctx.load(at + 16) else { return STACK };
+        destination[0] = address;
+    }
+    match packet::endpoint::<V6>(&destination) {
+        Some(pod) if !packet::is_node(pod) => packet::to_pod::<V6>(ctx, pod, At::Ingress, l3),
+        _ => STACK,
+    }
+}
