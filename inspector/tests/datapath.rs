@@ -45,8 +45,7 @@ fn services(lab: &Lab) -> Map {
 fn evidence(lab: &Lab) -> Evidence {
     collect::node(&Options {
         bpffs: Some(lab.bpffs().to_owned()),
-        question: Question::Datapath { pid: None },
-        arguments: Vec::new(),
+        ..Options::new(Question::Datapath { pid: None })
     })
     .expect("the lab's bpffs can be read")
 }
