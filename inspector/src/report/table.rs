@@ -237,8 +237,7 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
 }
 
 fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io::Result<()> {
-    let mut table = table(style);
-    table.set_header(["FRONTEND", "PATH", "OUTCOME", "SERVED", "PROOF", "WHY"]);
+    let mut rows: Vec<(&PathVerdict, [String; 5])> = Vec::new();
     let mut rest = paths;
     while let Some((first, others)) = rest.split_first() {
         // Devices on which the same becomes of a packet share a row.
@@ -249,22 +248,46 @@ fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io:
             name.push_str(", ");
             name.push_str(device);
         }
-        let color = match first.served {
-            Served::Yes => Color::Green,
-            Served::No => Color::Red,
-            Served::Partly | Served::Unknown => Color::Yellow,
-        };
-        table.add_row([
-            Cell::new(port(&first.frontend)),
-            Cell::new(name),
-            Cell::new(first.outcome),
-            Cell::new(served(first)).fg(color),
-            Cell::new(first.grade),
-            Cell::new(first.why.join("; ")),
-        ]);
+        let cells = [
+            port(&first.frontend).to_owned(),
+            name,
+            first.outcome.to_string(),
+            served(first),
+            first.grade.to_string(),
+        ];
+        rows.push((first, cells));
         rest = after;
     }
-    print(&table, out)
+    let header = ["FRONTEND", "PATH", "OUTCOME", "SERVED", "PROOF"];
+    let width = |column: usize| {
+        let cells = rows.iter().map(|(_, cells)| cells[column].chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or_default()
+    };
+    let widths: [usize; 5] = std::array::from_fn(width);
+    let line = |cells: [&str; 5]| -> Vec<String> {
+        cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect()
+    };
+    writeln!(out, " {}", line(header).join("  ").trim_end())?;
+    for (path, cells) in &rows {
+        let mut padded = line(cells.each_ref().map(String::as_str));
+        if style.color {
+            let code = match path.served {
+                Served::Yes => "32",
+                Served::No => "31",
+                Served::Partly | Served::Unknown => "33",
+            };
+            padded[3] = format!("\x1b[{code}m{}\x1b[0m", padded[3]);
+        }
+        writeln!(out, " {}", padded.join("  ").trim_end())?;
+        let mut details = table(style);
+        let indent = " ".repeat(widths[0] + 1);
+        details.add_row([format!("{indent}why"), path.why.join("; ")]);
+        if let Some(neighbour) = &path.neighbour {
+            details.add_row([format!("{indent}neighbour"), neighbour.clone()]);
+        }
+        print(&details, out)?;
+    }
+    Ok(())
 }
 
 /// Whether two verdicts differ in nothing but the device.
