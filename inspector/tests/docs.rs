@@ -43,11 +43,6 @@ const EXAMPLES: &[(&str, &[&str], &str)] = &[
         &["vip", "192.168.2.24", "--source", "10.9.9.9"],
         "Source ranges, as seen by a client that they leave out.",
     ),
-    (
-        "v1.18-wg0-detached",
-        &["datapath"],
-        "The devices and hooks of the node without programs on wg0.",
-    ),
 ];
 
 fn path(name: &str) -> PathBuf {
