@@ -3,7 +3,7 @@
 use std::io::{self, Write};
 
 use anyhow::bail;
-use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
+use comfy_table::{Cell, Color};
 use inspector::collect::{
     CollectError,
     abilities::{self, Ability, Status},
@@ -63,17 +63,8 @@ fn markdown(abilities: &[Ability], out: &mut dyn Write) -> io::Result<()> {
 }
 
 fn table(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::Result<()> {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(output::style(options).width)
-        .set_header(["", "WHAT", "FOUND", "ENABLES"]);
-    if options.color {
-        table.enforce_styling();
-    } else {
-        table.force_no_tty();
-    }
+    let mut table = table::new_table(output::style(options));
+    table.set_header(["", "WHAT", "FOUND", "ENABLES"]);
     for Ability { what, status, found, enables, essential: _ } in abilities {
         if options.quiet && *status != Status::Missing {
             continue;
@@ -90,8 +81,5 @@ fn table(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::
             Cell::new(enables),
         ]);
     }
-    for line in table.lines() {
-        writeln!(out, "{}", line.trim_end())?;
-    }
-    Ok(())
+    table::print(&table, out)
 }

@@ -79,7 +79,9 @@ fn sentence(served: Served, sentence: &str, style: Style) -> String {
     }
 }
 
-fn table(style: Style) -> Table {
+/// An empty table without lines, as wide as the terminal.
+#[must_use]
+pub fn new_table(style: Style) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -94,7 +96,10 @@ fn table(style: Style) -> Table {
 }
 
 /// Prints a table without the spaces that fill its last column.
-fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+///
+/// # Errors
+/// The error of the writer.
+pub fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -106,7 +111,7 @@ fn write_frontends<'a>(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut table = table(style);
+    let mut table = new_table(style);
     table.set_header(["FRONTEND / BACKEND", "ID", "TYPE / STATE", "DETAILS"]);
     for frontend in frontends {
         table.add_row([
@@ -279,7 +284,7 @@ fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io:
             padded[3] = format!("\x1b[{code}m{}\x1b[0m", padded[3]);
         }
         writeln!(out, " {}", padded.join("  ").trim_end())?;
-        let mut details = table(style);
+        let mut details = new_table(style);
         let indent = " ".repeat(widths[0] + 1);
         details.add_row([format!("{indent}why"), path.why.join("; ")]);
         if let Some(neighbour) = &path.neighbour {
@@ -354,7 +359,7 @@ pub(super) fn write_findings(
             Severity::Warning => "1;33",
             Severity::Note => "1;36",
         };
-        let mut table = table(style);
+        let mut table = new_table(style);
         if style.color {
             writeln!(out, "\x1b[{code}m{severity}\x1b[0m {id}")?;
         } else {
