@@ -365,12 +365,9 @@ fn rules_and_the_proxy_table_are_read_in_both_families() {
         }
         assert_eq!(
             network.proxy_routes,
-            [
-                "local default dev lo",
-                "unicast 10.1.2.0/24 via 192.168.2.60 dev eno1",
-                "local default dev lo"
-            ]
+            ["local default dev lo", "unicast 10.1.2.0/24 via 192.168.2.60 dev eno1"]
         );
+        assert_eq!(network.proxy_routes_v6, ["local default dev lo"]);
     });
 }
 

@@ -130,7 +130,8 @@ fn what_leads_to_a_proxy_is_read() {
     let evidence = saved(&lab, "192.168.2.30", &["--netns", netns]);
     let network = evidence.network.as_ref().expect("the network");
     assert_eq!(network.listening, [0_u16; 0]);
-    assert_eq!(network.proxy_routes, ["local default dev lo"; 2]);
+    assert_eq!(network.proxy_routes, ["local default dev lo"]);
+    assert_eq!(network.proxy_routes_v6, ["local default dev lo"]);
     assert!(
         network
             .rules

@@ -19,9 +19,12 @@ pub struct Network {
     pub neighbours: Vec<Neighbour>,
     /// Policy rules.
     pub rules: Vec<Rule>,
-    /// Routes of table 2004, through which marked packets reach a local proxy: `local default dev
-    /// lo`, as the line of `ip route` begins.
+    /// IPv4 routes of table 2004, through which marked packets reach a local proxy: `local default
+    /// dev lo`, as the line of `ip route` begins.
     pub proxy_routes: Vec<String>,
+    /// The same for IPv6.
+    #[serde(default)]
+    pub proxy_routes_v6: Vec<String>,
     /// Rules that hand packets with a proxy mark to a local socket (TPROXY), by proxy port.
     pub tproxy: Vec<Tproxy>,
     /// Of the proxy ports that frontends name, those at which a TCP socket listens.
@@ -172,6 +175,18 @@ pub struct WireGuardPeer {
     pub sent: u64,
     /// Allowed addresses in CIDR notation.
     pub allowed: Vec<String>,
+}
+
+impl Link {
+    /// Why nothing arrives on it, as what can be said of a device; nothing if it is alive.
+    #[must_use]
+    pub fn dead(&self) -> Option<&'static str> {
+        match (self.up, self.carrier) {
+            (false, _) => Some("is down"),
+            (true, false) => Some("has no carrier"),
+            (true, true) => None,
+        }
+    }
 }
 
 impl Network {

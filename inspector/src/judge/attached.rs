@@ -66,13 +66,13 @@ fn outside_devices(evidence: &Evidence) -> Vec<Device> {
         }
     }
     devices.retain(|device| {
-        // Nothing arrives on a device that is down.
-        let down = evidence
+        // Nothing arrives on a device that is down or has no carrier.
+        let dead = evidence
             .network
             .as_ref()
             .and_then(|network| network.link(device.ifindex))
-            .is_some_and(|link| !link.up);
-        !is_inner(&device.name) && !down
+            .is_some_and(|link| link.dead().is_some());
+        !is_inner(&device.name) && !dead
     });
     if !evidence.via.is_empty() {
         devices.retain(|device| evidence.via.contains(&device.name));
@@ -146,9 +146,9 @@ fn socket(evidence: &Evidence, address: IpAddr, udp: bool, subject: &str) -> Met
         Some(Reach::No) => {
             Met::Nothing(format!("Cilium's {hook} program does not reach the services map"))
         }
-        Some(Reach::NoProgram) => {
-            Met::Nothing(format!("no {hook} program of Cilium's is in force for its cgroup"))
-        }
+        Some(Reach::NoProgram) => Met::Nothing(format!(
+            "no {hook} program of Cilium's is in force for the process's cgroup"
+        )),
         Some(Reach::Unknown { why }) => Met::NotRead(why),
     }
 }

@@ -31,7 +31,7 @@ pub(super) fn conclude(
         .filter(|path| path.path.starts_with("forwarded via") || path.path == "forwarded")
         .collect();
     if outside.is_empty() {
-        return (Served::Unknown, nothing_to_judge(query, programmed, evidence));
+        return nothing_to_judge(query, programmed, paths, evidence);
     }
     let dead = |path: &&&PathVerdict| path.served == Served::No;
     let served = if outside.iter().all(|path| dead(&path)) {
@@ -53,15 +53,40 @@ pub(super) fn conclude(
     (served, sentence)
 }
 
-fn nothing_to_judge(query: &VipQuery, programmed: &Programmed, evidence: &Evidence) -> String {
+/// What can be said without a single path from outside.
+fn nothing_to_judge(
+    query: &VipQuery,
+    programmed: &Programmed,
+    paths: &[PathVerdict],
+    evidence: &Evidence,
+) -> (Served, String) {
+    if let Some(network) = &evidence.network {
+        let links = || network.links.iter().filter(|link| evidence.via.contains(&link.name));
+        if let Some((link, what)) = links().find_map(|link| Some((link, link.dead()?))) {
+            return (Served::No, format!("NO: nothing arrives on {}, which {what}", link.name));
+        }
+        if !evidence.via.is_empty() {
+            let names = evidence.via.join(" or ");
+            let why = match links().next() {
+                None => format!("this node has no device {names}"),
+                Some(_) => format!("clients from outside do not come in through {names}"),
+            };
+            return (Served::Unknown, format!("CANNOT TELL: {why}"));
+        }
+        if !paths.is_empty() {
+            let why = "no device is up, with carrier, on which clients from outside could come in";
+            return (Served::No, format!("NO: {why}"));
+        }
+    }
     let names: Vec<&str> =
         programmed.frontends.iter().map(|frontend| frontend.frontend.as_str()).collect();
-    if !evidence.via.is_empty() && evidence.network.is_some() {
-        return format!("CANNOT TELL: this node has no device {}", evidence.via.join(" or "));
-    }
-    format!(
-        "CANNOT TELL: the entries of {query} ({}) have scopes that this version does not know",
-        names.join(", ")
+    let names = names.join(", ");
+    (
+        Served::Unknown,
+        format!(
+            "CANNOT TELL: the entries of {query} ({names}) have scopes that this version does not \
+             know"
+        ),
     )
 }
 

@@ -164,6 +164,40 @@ fn is_dead(state: &str) -> bool {
     matches!(state, "INCOMPLETE" | "FAILED")
 }
 
+/// The routing table through which marked packets reach a local proxy.
+const PROXY_TABLE: u32 = 2004;
+/// Mark and mask of packets for a local proxy.
+const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
+
+/// Whether a rule sends packets with the proxy's mark to its table.
+pub(super) fn has_proxy_rule(network: &Network, v6: bool) -> bool {
+    network
+        .rules
+        .iter()
+        .any(|rule| rule.table == PROXY_TABLE && rule.mark == Some(PROXY_MARK) && rule.ipv6 == v6)
+}
+
+/// What is broken on the way of a marked packet to the local proxy, as clauses.
+pub(super) fn proxy_breaks(network: &Network, port: u16, v6: bool) -> Vec<String> {
+    let mut broken = Vec::new();
+    if !has_proxy_rule(network, v6) {
+        broken.push(format!("no rule sends packets with the proxy's mark to table {PROXY_TABLE}"));
+    }
+    let routes = if v6 { &network.proxy_routes_v6 } else { &network.proxy_routes };
+    if routes.is_empty() {
+        broken.push(format!("table {PROXY_TABLE} is empty"));
+    }
+    let handed = network.tproxy.iter().any(|rule| rule.port == port && rule.ipv6 == v6);
+    let in_bpf = network.node_config.contains_key("ENABLE_TPROXY");
+    if !network.tproxy.is_empty() && !handed && !in_bpf {
+        broken.push(format!("no TPROXY rule hands them to port {port}"));
+    }
+    if !network.listening.contains(&port) {
+        broken.push(format!("nothing listens on port {port}"));
+    }
+    broken
+}
+
 /// The way from here to a backend.
 pub(super) struct Hop {
     /// The neighbour that matters, as text.

@@ -352,15 +352,10 @@ impl Walk<'_> {
                 verdict.outcome = Outcome::ProxiedBeforeNeigh;
                 verdict.neighbour = Some("none: handed to the local proxy".to_owned());
                 verdict.why.push(format!("{why}: handed to the local proxy port {port}"));
-                let network = self.evidence.network.as_ref();
-                verdict.served = match network.map(|network| network.listening.contains(&port)) {
-                    None => Served::Unknown,
-                    Some(true) => Served::Yes,
-                    Some(false) => {
-                        verdict.why.push("nothing listens on it".to_owned());
-                        Served::No
-                    }
-                };
+                let Some(network) = &self.evidence.network else { return };
+                let broken = stack::proxy_breaks(network, port, self.query.address.is_ipv6());
+                verdict.served = if broken.is_empty() { Served::Yes } else { Served::No };
+                verdict.why.extend(broken);
             }
             L7::Unknown(why) => {
                 verdict.why.push(format!("L7, proxy port {port}: {why}"));
@@ -384,11 +379,7 @@ impl Walk<'_> {
                 "whether the datapath was built with L7 load balancing was not read".to_owned(),
             );
         };
-        let v6 = self.query.address.is_ipv6();
-        let marked = |rule: &crate::evidence::network::Rule| {
-            rule.table == PROXY_TABLE && rule.mark == Some(PROXY_MARK) && rule.ipv6 == v6
-        };
-        if network.rules.iter().any(marked) {
+        if stack::has_proxy_rule(network, self.query.address.is_ipv6()) {
             L7::Yes("L7 (the rule for proxied packets is there)".to_owned())
         } else {
             L7::Unknown(
@@ -563,11 +554,6 @@ impl Walk<'_> {
 
 /// How the clause about source ranges begins.
 pub(super) const ONLY_SOME: &str = "only some sources are let through";
-
-/// The routing table through which marked packets reach a local proxy.
-pub(super) const PROXY_TABLE: u32 = 2004;
-/// Mark and mask of packets for a local proxy.
-pub(super) const PROXY_MARK: (u32, u32) = (0x200, 0xf00);
 
 /// Whether L7 frontends are handed to a proxy.
 enum L7 {

@@ -299,6 +299,12 @@ impl<'a> Code<'a> {
         self
     }
 
+    /// That returns this.
+    pub fn returns(mut self, result: i32) -> Self {
+        self.result = result;
+        self
+    }
+
     /// Loads it.
     pub fn load(self) -> Program {
         let mut code = Vec::new();

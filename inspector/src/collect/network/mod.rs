@@ -79,7 +79,7 @@ pub struct Snapshot {
     devices: Vec<Device>,
     neighbours: Vec<RawNeighbour>,
     rules: Vec<Rule>,
-    proxy_routes: Vec<String>,
+    proxy_routes: Vec<(u8, String)>,
     sysctls: BTreeMap<String, i64>,
     wireguard: Vec<WireGuard>,
     sources: Vec<Source>,
@@ -119,9 +119,11 @@ impl Snapshot {
             .map(|device| (device.link.ifindex, device.link.name.as_str()))
             .collect();
         let routes = both(|family| {
-            rtnetlink::table(netlink, family, PROXY_TABLE, |ifindex| {
+            let name = |ifindex| {
                 names.get(&ifindex).map_or_else(|| format!("if{ifindex}"), |&name| name.to_owned())
-            })
+            };
+            let (routes, steady) = rtnetlink::table(netlink, family, PROXY_TABLE, name)?;
+            Ok((routes.into_iter().map(|route| (family, route)).collect(), steady))
         });
         self.proxy_routes = self.told("table 2004", routes).unwrap_or_default();
     }
@@ -224,12 +226,16 @@ impl Snapshot {
             wireguard,
             sources,
         } = self;
+        let (v4, v6): (Vec<_>, Vec<_>) =
+            proxy_routes.into_iter().partition(|(family, _)| *family == AF_INET);
+        let texts = |routes: Vec<(u8, String)>| routes.into_iter().map(|(_, text)| text).collect();
         let network = Network {
             namespace,
             links: devices.into_iter().map(|device| device.link).collect(),
             neighbours: neighbours.into_iter().map(Into::into).collect(),
             rules,
-            proxy_routes,
+            proxy_routes: texts(v4),
+            proxy_routes_v6: texts(v6),
             sysctls,
             wireguard,
             ..network

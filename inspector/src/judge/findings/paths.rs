@@ -11,7 +11,6 @@ use crate::{
         datapath,
         programmed::{Programmed, ProgrammedFrontend},
         stack,
-        walk::{PROXY_MARK, PROXY_TABLE},
     },
 };
 
@@ -64,10 +63,12 @@ fn no_datapath(findings: &mut Findings, query: &VipQuery, paths: &[PathVerdict],
 fn socket_lb(findings: &mut Findings, evidence: &Evidence, facts: &Facts) {
     let Some(attachments) = &evidence.attachments else { return };
     let pinned = attachments.links.iter().filter(|link| link.path.contains("/socketlb/")).count();
-    let [Met::Nothing(what), _] = &facts.host else { return };
-    if pinned == 0 {
-        return;
-    }
+    // connect, else sendmsg (UDP sockets that do not connect).
+    let ineffective = facts.host.iter().find_map(|met| match met {
+        Met::Nothing(what) => Some(what),
+        _ => None,
+    });
+    let Some(what) = ineffective.filter(|_| pinned > 0) else { return };
     findings.add_on(
         FindingId::SocketLbIneffective,
         "socket on host",
@@ -114,27 +115,12 @@ fn proxy_path(
     let config = |name: &str| network.node_config.contains_key(name);
     for frontend in &programmed.frontends {
         let Some(port) = frontend.l7_proxy_port else { continue };
-        let ruled = network.rules.iter().any(|rule| {
-            rule.table == PROXY_TABLE && rule.mark == Some(PROXY_MARK) && rule.ipv6 == v6
-        });
         // Without the switch and without the rule the datapath knows no L7: it balances.
+        let ruled = stack::has_proxy_rule(network, v6);
         if !config("ENABLE_L7_LB") && (!network.node_config.is_empty() || !ruled) {
             continue;
         }
-        let mut broken = Vec::new();
-        if !ruled {
-            broken.push("no rule sends packets with the proxy's mark to table 2004".to_owned());
-        }
-        if network.proxy_routes.is_empty() {
-            broken.push("table 2004 is empty".to_owned());
-        }
-        let handed = network.tproxy.iter().any(|rule| rule.port == port && rule.ipv6 == v6);
-        if !network.tproxy.is_empty() && !handed && !config("ENABLE_TPROXY") {
-            broken.push(format!("no TPROXY rule hands them to port {port}"));
-        }
-        if !network.listening.contains(&port) {
-            broken.push(format!("nothing listens on port {port}"));
-        }
+        let broken = stack::proxy_breaks(network, port, v6);
         if !broken.is_empty() {
             findings.add(
                 FindingId::ProxyPathBroken,
@@ -152,8 +138,7 @@ fn proxy_path(
 fn announcing_devices(findings: &mut Findings, network: &Network, programmed: &Programmed) {
     for entry in &programmed.announcement.entries {
         let Some(link) = network.link(entry.ifindex) else { continue };
-        if !link.carrier || !link.up {
-            let what = if link.up { "has no carrier" } else { "is down" };
+        if let Some(what) = link.dead() {
             findings.add(
                 FindingId::CarrierDownAnnouncing,
                 None,
