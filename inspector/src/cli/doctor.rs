@@ -4,9 +4,12 @@ use std::io::{self, Write};
 
 use anyhow::bail;
 use comfy_table::{Cell, Color};
-use inspector::collect::{
-    CollectError,
-    abilities::{self, Ability, Status},
+use inspector::{
+    collect::{
+        CollectError,
+        abilities::{self, Ability, Status},
+    },
+    report::table,
 };
 use serde::Serialize;
 
@@ -29,7 +32,7 @@ pub fn run(options: &Resolved) -> anyhow::Result<Answer> {
     output::write_stdout(|out| match options.format {
         Format::Json => json(&abilities, out),
         Format::Markdown => markdown(&abilities, out),
-        Format::Table => table(&abilities, options, out),
+        Format::Table => print(&abilities, options, out),
     })?;
     let lost = abilities.iter().any(|one| one.essential && one.status == Status::Missing);
     Ok(if lost { Answer::CannotTell } else { Answer::Yes })
@@ -62,7 +65,7 @@ fn markdown(abilities: &[Ability], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn table(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::Result<()> {
+fn print(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::Result<()> {
     let mut table = table::new_table(output::style(options));
     table.set_header(["", "WHAT", "FOUND", "ENABLES"]);
     for Ability { what, status, found, enables, essential: _ } in abilities {
