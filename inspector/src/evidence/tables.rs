@@ -10,7 +10,7 @@ use std::{
 
 use serde::Serialize;
 
-use super::{Evidence, MapRecord};
+use super::{Evidence, MapRecord, Subject};
 use crate::cilium::{
     backends::Backend,
     endpoints::Endpoint,
@@ -233,7 +233,7 @@ impl Tables {
         }
         tables.sort();
         tables.find_older_generations(pins().map(String::as_str));
-        tables.find_malformed();
+        tables.find_malformed(evidence);
         tables
     }
 
@@ -443,10 +443,20 @@ impl Tables {
         }
     }
 
-    fn find_malformed(&mut self) {
+    fn find_malformed(&mut self, evidence: &Evidence) {
         let release = self.releases.at_most;
-        let known = [IpAddr::from([0; 4]), IpAddr::from([0; 16])]
-            .map(|address| self.doubt(MapKind::Backends, address).is_none());
+        // A list of frontends alone is made without backends.
+        let read = |family: Family| {
+            evidence.subject != Subject::Tables
+                || evidence.maps.iter().any(|record| {
+                    record.kind().is_some_and(|(kind, of, _)| {
+                        kind == MapKind::Backends && of.is_none_or(|of| of == family)
+                    })
+                })
+        };
+        let known = [IpAddr::from([0; 4]), IpAddr::from([0; 16])].map(|address| {
+            read(family_of(address)) && self.doubt(MapKind::Backends, address).is_none()
+        });
         let has_backends = |key: &ServiceKey| known[usize::from(key.address.is_ipv6())];
         let mut found = Vec::new();
         for frontend in self.frontends() {

@@ -2,7 +2,7 @@
 
 use super::{
     Finding, FindingId, Outcome, PathVerdict, Served,
-    programmed::{Announcement, Programmed, ProgrammedFrontend, TrafficPolicy},
+    programmed::{Announcement, Location, Programmed, ProgrammedFrontend, TrafficPolicy},
     walk::ONLY_SOME,
 };
 use crate::{
@@ -248,11 +248,29 @@ fn no_backends(programmed: &Programmed, frontend: &ProgrammedFrontend) -> String
     });
     match inside {
         Some(inside) if inside.count > 0 => format!(
-            "0 backends in its external scope{policy}; {} in the internal scope, not on this node",
-            inside.count
+            "0 backends in its external scope{policy}; {} in the internal scope{}",
+            inside.count,
+            whereabouts(inside)
         ),
         Some(_) => format!("0 backends in either scope{policy}"),
         None => format!("0 backends{policy}"),
+    }
+}
+
+/// `, not on this node`, of the backends that can be chosen.
+fn whereabouts(frontend: &ProgrammedFrontend) -> String {
+    let chosen = || frontend.backends.iter().filter(|backend| backend.selectable);
+    let here = chosen()
+        .filter(|backend| {
+            matches!(backend.location, Location::LocalEndpoint { .. } | Location::ThisNode)
+        })
+        .count();
+    if here > 0 {
+        format!(", {here} of them on this node")
+    } else if chosen().any(|backend| matches!(backend.location, Location::Unknown)) {
+        String::new()
+    } else {
+        ", not on this node".to_owned()
     }
 }
 
