@@ -10,6 +10,7 @@ use clap::{Parser, Subcommand};
 mod bench;
 mod demo;
 mod dist;
+mod docs;
 mod lab;
 mod lint;
 mod process;
@@ -40,6 +41,8 @@ enum Command {
     Bench,
     /// Make, use and remove a node in network namespaces with captured maps (up, exec, down).
     Lab(lab::Arguments),
+    /// Write the pages that hold what the program prints (needs root).
+    Docs,
     /// Build the one static binary that is copied to a node.
     Dist,
 }
@@ -52,6 +55,7 @@ fn main() -> ExitCode {
         Command::Lint => lint::run(),
         Command::Test => test::run(),
         Command::Lab(arguments) => lab::run(&arguments),
+        Command::Docs => docs::run(),
         Command::Dist => dist::run(),
     };
     match result {

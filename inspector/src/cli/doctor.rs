@@ -3,10 +3,13 @@
 use std::io::{self, Write};
 
 use anyhow::bail;
-use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
-use inspector::collect::{
-    CollectError,
-    abilities::{self, Ability, Status},
+use comfy_table::{Cell, Color};
+use inspector::{
+    collect::{
+        CollectError,
+        abilities::{self, Ability, Status},
+    },
+    report::table,
 };
 use serde::Serialize;
 
@@ -29,7 +32,7 @@ pub fn run(options: &Resolved) -> anyhow::Result<Answer> {
     output::write_stdout(|out| match options.format {
         Format::Json => json(&abilities, out),
         Format::Markdown => markdown(&abilities, out),
-        Format::Table => table(&abilities, options, out),
+        Format::Table => print(&abilities, options, out),
     })?;
     let lost = abilities.iter().any(|one| one.essential && one.status == Status::Missing);
     Ok(if lost { Answer::CannotTell } else { Answer::Yes })
@@ -62,18 +65,9 @@ fn markdown(abilities: &[Ability], out: &mut dyn Write) -> io::Result<()> {
     Ok(())
 }
 
-fn table(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::Result<()> {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(output::style(options).width)
-        .set_header(["", "WHAT", "FOUND", "ENABLES"]);
-    if options.color {
-        table.enforce_styling();
-    } else {
-        table.force_no_tty();
-    }
+fn print(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::Result<()> {
+    let mut table = table::new_table(output::style(options));
+    table.set_header(["", "WHAT", "FOUND", "ENABLES"]);
     for Ability { what, status, found, enables, essential: _ } in abilities {
         if options.quiet && *status != Status::Missing {
             continue;
@@ -90,8 +84,5 @@ fn table(abilities: &[Ability], options: &Resolved, out: &mut dyn Write) -> io::
             Cell::new(enables),
         ]);
     }
-    for line in table.lines() {
-        writeln!(out, "{}", line.trim_end())?;
-    }
-    Ok(())
+    table::print(&table, out)
 }

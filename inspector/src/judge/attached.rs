@@ -12,6 +12,8 @@ pub(super) enum Met {
     LoadBalancer(Option<String>),
     /// Nothing that load-balances.
     Nothing(String),
+    /// Cilium's program, which does not load-balance: something else may (kube-proxy).
+    NoLoadBalancer(String),
     /// It was not read.
     NotRead(String),
     /// Something that may or may not let the packet come to Cilium's program, or that uses other
@@ -87,6 +89,8 @@ fn may_receive(link: &Link) -> bool {
     const CONTAINERS: [&str; 6] = ["docker", "br-", "virbr", "cni", "flannel", "veth"];
     link.up
         && link.master.is_none()
+        // Nothing ever arrives on these.
+        && !matches!(link.kind.as_deref(), Some("dummy" | "ifb" | "nlmon"))
         && !link.addresses.iter().all(|address| address.starts_with("fe80:"))
         && !CONTAINERS.iter().any(|prefix| link.name.starts_with(prefix))
 }
@@ -120,7 +124,7 @@ fn at_device(device: &DeviceDatapath, address: IpAddr) -> Met {
             "{name} uses services map {map}, not the pinned one: the maps shown here are not what \
              it works with"
         )),
-        Some(Reach::No) => Met::Nothing(format!(
+        Some(Reach::No) => Met::NoLoadBalancer(format!(
             "{name} runs there and does not load-balance (it does not reach the services map)"
         )),
         Some(Reach::NoProgram) => Met::Nothing("no program of Cilium's runs there".to_owned()),
@@ -189,6 +193,9 @@ fn pods(evidence: &Evidence, address: IpAddr) -> Option<Met> {
 pub(super) struct Facts {
     /// Devices on which clients' packets can arrive, and what they meet there.
     pub devices: Vec<(Device, Met)>,
+    /// Whether something else than Cilium may translate: where Cilium's programs run on a device
+    /// from which clients come and do not load-balance, kube-proxy does.
+    pub others_translate: bool,
     /// What packets of pods meet on their devices.
     pub pods: Option<Met>,
     /// What connect and sendmsg of a process of the host meet.
@@ -218,14 +225,16 @@ impl Facts {
                 );
             }
         }
+        let devices: Vec<(Device, Met)> = outside_devices(evidence)
+            .into_iter()
+            .map(|device| {
+                let met = ingress(evidence, address, device.ifindex);
+                (device, met)
+            })
+            .collect();
         Self {
-            devices: outside_devices(evidence)
-                .into_iter()
-                .map(|device| {
-                    let met = ingress(evidence, address, device.ifindex);
-                    (device, met)
-                })
-                .collect(),
+            others_translate: devices.iter().any(|(_, met)| matches!(met, Met::NoLoadBalancer(_))),
+            devices,
             pods: pods(evidence, address),
             host,
             root,

@@ -164,7 +164,7 @@ impl Walk<'_> {
                     verdict.why.push(missing.clone());
                 }
             }
-            Met::Nothing(text) => {
+            Met::Nothing(text) | Met::NoLoadBalancer(text) => {
                 verdict.why.push(text.clone());
                 self.untranslated(&mut verdict, input);
             }
@@ -228,7 +228,7 @@ impl Walk<'_> {
                 let step = self.step(inside, false, None);
                 self.apply(verdict, step, inside, false, None);
             }
-            Met::Nothing(text) => {
+            Met::Nothing(text) | Met::NoLoadBalancer(text) => {
                 verdict.why.push(text.clone());
                 self.untranslated(verdict, None);
             }
@@ -259,7 +259,7 @@ impl Walk<'_> {
                     step => self.apply(verdict, step, inside, false, None),
                 }
             }
-            Met::Nothing(text) => {
+            Met::Nothing(text) | Met::NoLoadBalancer(text) => {
                 verdict.why.push(text.clone());
                 match device {
                     Some(device) => self.through_device(verdict, inside, device),
@@ -332,6 +332,12 @@ impl Walk<'_> {
         verdict.served = result.served;
         verdict.why.push(result.why);
         verdict.neighbour = result.neighbour;
+        if self.facts.others_translate && verdict.served == Served::No {
+            verdict.served = Served::Unknown;
+            verdict.why.push(
+                "unless kube-proxy translates it first, whose rules are not judged".to_owned(),
+            );
+        }
     }
 
     /// A packet for an L7 frontend.

@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 
-use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Table, Width, presets};
+use comfy_table::{Cell, Color, ColumnConstraint, Table, Width};
 use serde::Serialize;
 
 use super::{
     markdown::escape,
-    table::{Style, write_findings},
+    table::{Style, new_table, write_findings},
 };
 use crate::{
     cilium::layout::Family,
@@ -339,20 +339,6 @@ fn not_told(evidence: &Evidence) -> Vec<String> {
             None => source.what.clone(),
         })
         .collect()
-}
-
-fn new_table(style: Style) -> Table {
-    let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Dynamic)
-        .set_width(style.width);
-    if style.color {
-        table.enforce_styling();
-    } else {
-        table.force_no_tty();
-    }
-    table
 }
 
 /// Little space between columns, and names that are not cut.

@@ -79,7 +79,9 @@ fn sentence(served: Served, sentence: &str, style: Style) -> String {
     }
 }
 
-fn table(style: Style) -> Table {
+/// An empty table without lines, as wide as the terminal.
+#[must_use]
+pub fn new_table(style: Style) -> Table {
     let mut table = Table::new();
     table
         .load_preset(presets::NOTHING)
@@ -94,7 +96,10 @@ fn table(style: Style) -> Table {
 }
 
 /// Prints a table without the spaces that fill its last column.
-fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+///
+/// # Errors
+/// The error of the writer.
+pub fn print(table: &Table, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     for line in table.lines() {
         writeln!(out, "{}", line.trim_end())?;
     }
@@ -106,7 +111,7 @@ fn write_frontends<'a>(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut table = table(style);
+    let mut table = new_table(style);
     table.set_header(["FRONTEND / BACKEND", "ID", "TYPE / STATE", "DETAILS"]);
     for frontend in frontends {
         table.add_row([
@@ -237,8 +242,7 @@ pub(super) fn details(frontend: &ProgrammedFrontend) -> String {
 }
 
 fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io::Result<()> {
-    let mut table = table(style);
-    table.set_header(["FRONTEND", "PATH", "OUTCOME", "SERVED", "PROOF", "WHY"]);
+    let mut rows: Vec<(&PathVerdict, [String; 5])> = Vec::new();
     let mut rest = paths;
     while let Some((first, others)) = rest.split_first() {
         // Devices on which the same becomes of a packet share a row.
@@ -249,22 +253,46 @@ fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io:
             name.push_str(", ");
             name.push_str(device);
         }
-        let color = match first.served {
-            Served::Yes => Color::Green,
-            Served::No => Color::Red,
-            Served::Partly | Served::Unknown => Color::Yellow,
-        };
-        table.add_row([
-            Cell::new(port(&first.frontend)),
-            Cell::new(name),
-            Cell::new(first.outcome),
-            Cell::new(served(first)).fg(color),
-            Cell::new(first.grade),
-            Cell::new(first.why.join("; ")),
-        ]);
+        let cells = [
+            port(&first.frontend).to_owned(),
+            name,
+            first.outcome.to_string(),
+            served(first),
+            first.grade.to_string(),
+        ];
+        rows.push((first, cells));
         rest = after;
     }
-    print(&table, out)
+    let header = ["FRONTEND", "PATH", "OUTCOME", "SERVED", "PROOF"];
+    let width = |column: usize| {
+        let cells = rows.iter().map(|(_, cells)| cells[column].chars().count());
+        cells.chain([header[column].len()]).max().unwrap_or_default()
+    };
+    let widths: [usize; 5] = std::array::from_fn(width);
+    let line = |cells: [&str; 5]| -> Vec<String> {
+        cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}")).collect()
+    };
+    writeln!(out, " {}", line(header).join("  ").trim_end())?;
+    for (path, cells) in &rows {
+        let mut padded = line(cells.each_ref().map(String::as_str));
+        if style.color {
+            let code = match path.served {
+                Served::Yes => "32",
+                Served::No => "31",
+                Served::Partly | Served::Unknown => "33",
+            };
+            padded[3] = format!("\x1b[{code}m{}\x1b[0m", padded[3]);
+        }
+        writeln!(out, " {}", padded.join("  ").trim_end())?;
+        let mut details = new_table(style);
+        let indent = " ".repeat(widths[0] + 1);
+        details.add_row([format!("{indent}why"), path.why.join("; ")]);
+        if let Some(neighbour) = &path.neighbour {
+            details.add_row([format!("{indent}neighbour"), neighbour.clone()]);
+        }
+        print(&details, out)?;
+    }
+    Ok(())
 }
 
 /// Whether two verdicts differ in nothing but the device.
@@ -331,7 +359,7 @@ pub(super) fn write_findings(
             Severity::Warning => "1;33",
             Severity::Note => "1;36",
         };
-        let mut table = table(style);
+        let mut table = new_table(style);
         if style.color {
             writeln!(out, "\x1b[{code}m{severity}\x1b[0m {id}")?;
         } else {

@@ -44,7 +44,7 @@ pub(super) fn find(
 /// Devices without a program that load-balances, from which clients come.
 fn no_datapath(findings: &mut Findings, query: &VipQuery, paths: &[PathVerdict], facts: &Facts) {
     for (device, met) in &facts.devices {
-        let Met::Nothing(what) = met else { continue };
+        let (Met::Nothing(what) | Met::NoLoadBalancer(what)) = met else { continue };
         let path = format!("forwarded via {}", device.name);
         let verdict = paths.iter().find(|verdict| verdict.path == path);
         let fate = verdict.and_then(|verdict| verdict.why.last()).map_or("", String::as_str);
