@@ -564,3 +564,44 @@ fn a_source_that_is_not_let_through() {
     absent(&ran, "source-range-denied");
     assert!(path(&ran, "80/TCP", WG0)["why"].to_string().contains("only some sources"), "{ran:?}");
 }
+
+#[test]
+fn the_same_for_ipv6() {
+    const WEB6: &str = "fd00:2::20";
+    let node = Node::new("v1.21-tcx");
+    let before = node.vip(&[WEB6]);
+    sound(&before);
+    assert_eq!((before.code, fate(&before, "443/TCP", WG0)), (Some(0), translated()));
+    assert!(node.connect(Ns::Vpn, "tcp", WEB6, 443).ok);
+
+    // A socket of the node makes the kernel ask for the VIP, which nothing that is forwarded does.
+    let send = || {
+        let socket = UdpSocket::bind("[::]:0").expect("a socket");
+        socket.send_to(b"anybody?", (WEB6, 443)).expect("sent");
+    };
+    node.0.run_in(Ns::Node, send).expect("the node");
+    let ran = node.vip(&[WEB6]);
+    let seen = "the neighbour entry of fd00:2::20 is INCOMPLETE on eno1";
+    found(&ran, "neighbour-irrelevant", "note", seen);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+
+    node.detach("devices/wg0/links/cil_from_netdev");
+    let ran = node.vip(&[WEB6]);
+    found(&ran, "device-no-datapath", "error", "wg0: no program of Cilium's runs there");
+    absent(&ran, "neighbour-irrelevant");
+    let (outcome, served, neighbour) = fate(&ran, "443/TCP", WG0);
+    assert_eq!((outcome.as_str(), served.as_str()), ("untranslated", "no"));
+    assert!(neighbour.starts_with("fd00:2::20 on eno1: "), "{neighbour}");
+    assert!(!node.connect(Ns::Vpn, "tcp", WEB6, 443).ok);
+    assert!(node.connect(Ns::Client, "tcp", WEB6, 443).ok);
+
+    // Source ranges of IPv6.
+    let ranged = "fd00:2::24";
+    let ran = node.vip(&[ranged, "--source", "fd00:90::2", "--via", "eno1"]);
+    let seen = "[fd00:2::24]:80/TCP: the source fd00:90::2 is not let through (allowed: \
+                fd00:2::/64)";
+    found(&ran, "source-range-denied", "error", seen);
+    let ran = node.vip(&[ranged, "--source", "fd00:2::50", "--via", "eno1"]);
+    absent(&ran, "source-range-denied");
+    assert!(node.connect(Ns::Client, "tcp", ranged, 80).ok);
+}
