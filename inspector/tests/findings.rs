@@ -292,6 +292,16 @@ fn the_way_to_the_local_proxy() {
     // What is broken is not served.
     assert_eq!(fate(&ran, "80/TCP", WG0), proxied("no"));
     assert_eq!(ran.code, Some(1), "{ran:?}");
+    // A table that could not be read is not an empty one.
+    let failed = edited(&node, L7, |evidence| {
+        let sources = evidence["sources"].as_array_mut().expect("sources");
+        let table = sources.iter_mut().find(|source| source["what"] == "table 2004");
+        table.expect("the table")["status"] = json!("failed");
+    });
+    absent(&failed, "proxy-path-broken");
+    assert_eq!(fate(&failed, "80/TCP", WG0), proxied("unknown"));
+    assert!(why(&failed, "80/TCP", WG0).ends_with("table 2004 not read"), "{failed:?}");
+
     // Without the rule either: that the datapath knows L7 is then told by what it was built with.
     node.ip(Ns::Node, "rule del pref 9");
     let ran = node.vip(&[L7]);
@@ -474,17 +484,17 @@ fn a_neighbour_entry_that_nothing_looks_up() {
 }
 
 /// Judges what the node's evidence says after a change in memory.
-fn edited(node: &Node, edit: impl FnOnce(&mut Value)) -> Ran {
+fn edited(node: &Node, vip: &str, edit: impl FnOnce(&mut Value)) -> Ran {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("evidence.json");
     let file = path.to_str().expect("UTF-8");
-    node.vip(&[WEB, "--save", file]);
+    node.vip(&[vip, "--save", file]);
     let mut content: Value =
         serde_json::from_slice(&fs::read(&path).expect("the evidence")).expect("JSON");
     content.as_object_mut().expect("an object").remove("verdict");
     edit(&mut content);
     fs::write(&path, sealed(content)).expect("a file");
-    run::run(&mut run::inspect(["vip", WEB, "-o", "json", "--from", file]))
+    run::run(&mut run::inspect(["vip", vip, "-o", "json", "--from", file]))
 }
 
 /// The kernel may have no WireGuard: the peers are written into evidence of the lab's node, whose
@@ -500,7 +510,7 @@ fn a_vpn_to_which_no_client_ever_came() {
                 "sent": 0, "allowed": ["10.90.0.2/32"],
             })
         });
-        edited(&node, |evidence| {
+        edited(&node, WEB, |evidence| {
             evidence["network"]["wireguard"] = json!([{ "ifindex": wg0, "peers": peers }]);
         })
     };
@@ -510,7 +520,7 @@ fn a_vpn_to_which_no_client_ever_came() {
     assert_eq!(fate(&ran, "443/TCP", WG0), translated());
     assert_eq!(ran.code, Some(0), "nothing is wrong: {ran:?}");
     absent(&with([None, Some(12)]), "no-client-yet");
-    absent(&edited(&node, |_| {}), "no-client-yet");
+    absent(&edited(&node, WEB, |_| {}), "no-client-yet");
 }
 
 #[test]
