@@ -292,6 +292,16 @@ fn the_way_to_the_local_proxy() {
     // What is broken is not served.
     assert_eq!(fate(&ran, "80/TCP", WG0), proxied("no"));
     assert_eq!(ran.code, Some(1), "{ran:?}");
+    // A table that could not be read is not an empty one.
+    let failed = edited(&node, L7, |evidence| {
+        let sources = evidence["sources"].as_array_mut().expect("sources");
+        let table = sources.iter_mut().find(|source| source["what"] == "table 2004");
+        table.expect("the table")["status"] = json!("failed");
+    });
+    absent(&failed, "proxy-path-broken");
+    assert_eq!(fate(&failed, "80/TCP", WG0), proxied("unknown"));
+    assert!(why(&failed, "80/TCP", WG0).ends_with("table 2004 not read"), "{failed:?}");
+
     // Without the rule either: that the datapath knows L7 is then told by what it was built with.
     node.ip(Ns::Node, "rule del pref 9");
     let ran = node.vip(&[L7]);
@@ -474,17 +484,17 @@ fn a_neighbour_entry_that_nothing_looks_up() {
 }
 
 /// Judges what the node's evidence says after a change in memory.
-fn edited(node: &Node, edit: impl FnOnce(&mut Value)) -> Ran {
+fn edited(node: &Node, vip: &str, edit: impl FnOnce(&mut Value)) -> Ran {
     let folder = TempDir::new().expect("a folder");
     let path = folder.path().join("evidence.json");
     let file = path.to_str().expect("UTF-8");
-    node.vip(&[WEB, "--save", file]);
+    node.vip(&[vip, "--save", file]);
     let mut content: Value =
         serde_json::from_slice(&fs::read(&path).expect("the evidence")).expect("JSON");
     content.as_object_mut().expect("an object").remove("verdict");
     edit(&mut content);
     fs::write(&path, sealed(content)).expect("a file");
-    run::run(&mut run::inspect(["vip", WEB, "-o", "json", "--from", file]))
+    run::run(&mut run::inspect(["vip", vip, "-o", "json", "--from", file]))
 }
 
 /// The kernel may have no WireGuard: the peers are written into evidence of the lab's node, whose
@@ -500,7 +510,7 @@ fn a_vpn_to_which_no_client_ever_came() {
                 "sent": 0, "allowed": ["10.90.0.2/32"],
             })
         });
-        edited(&node, |evidence| {
+        edited(&node, WEB, |evidence| {
             evidence["network"]["wireguard"] = json!([{ "ifindex": wg0, "peers": peers }]);
         })
     };
@@ -510,7 +520,7 @@ fn a_vpn_to_which_no_client_ever_came() {
     assert_eq!(fate(&ran, "443/TCP", WG0), translated());
     assert_eq!(ran.code, Some(0), "nothing is wrong: {ran:?}");
     absent(&with([None, Some(12)]), "no-client-yet");
-    absent(&edited(&node, |_| {}), "no-client-yet");
+    absent(&edited(&node, WEB, |_| {}), "no-client-yet");
 }
 
 #[test]
@@ -563,4 +573,45 @@ fn a_source_that_is_not_let_through() {
     let ran = node.vip(&[RANGED]);
     absent(&ran, "source-range-denied");
     assert!(path(&ran, "80/TCP", WG0)["why"].to_string().contains("only some sources"), "{ran:?}");
+}
+
+#[test]
+fn the_same_for_ipv6() {
+    const WEB6: &str = "fd00:2::20";
+    let node = Node::new("v1.21-tcx");
+    let before = node.vip(&[WEB6]);
+    sound(&before);
+    assert_eq!((before.code, fate(&before, "443/TCP", WG0)), (Some(0), translated()));
+    assert!(node.connect(Ns::Vpn, "tcp", WEB6, 443).ok);
+
+    // A socket of the node makes the kernel ask for the VIP, which nothing that is forwarded does.
+    let send = || {
+        let socket = UdpSocket::bind("[::]:0").expect("a socket");
+        socket.send_to(b"anybody?", (WEB6, 443)).expect("sent");
+    };
+    node.0.run_in(Ns::Node, send).expect("the node");
+    let ran = node.vip(&[WEB6]);
+    let seen = "the neighbour entry of fd00:2::20 is INCOMPLETE on eno1";
+    found(&ran, "neighbour-irrelevant", "note", seen);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+
+    node.detach("devices/wg0/links/cil_from_netdev");
+    let ran = node.vip(&[WEB6]);
+    found(&ran, "device-no-datapath", "error", "wg0: no program of Cilium's runs there");
+    absent(&ran, "neighbour-irrelevant");
+    let (outcome, served, neighbour) = fate(&ran, "443/TCP", WG0);
+    assert_eq!((outcome.as_str(), served.as_str()), ("untranslated", "no"));
+    assert!(neighbour.starts_with("fd00:2::20 on eno1: "), "{neighbour}");
+    assert!(!node.connect(Ns::Vpn, "tcp", WEB6, 443).ok);
+    assert!(node.connect(Ns::Client, "tcp", WEB6, 443).ok);
+
+    // Source ranges of IPv6.
+    let ranged = "fd00:2::24";
+    let ran = node.vip(&[ranged, "--source", "fd00:90::2", "--via", "eno1"]);
+    let seen = "[fd00:2::24]:80/TCP: the source fd00:90::2 is not let through (allowed: \
+                fd00:2::/64)";
+    found(&ran, "source-range-denied", "error", seen);
+    let ran = node.vip(&[ranged, "--source", "fd00:2::50", "--via", "eno1"]);
+    absent(&ran, "source-range-denied");
+    assert!(node.connect(Ns::Client, "tcp", ranged, 80).ok);
 }

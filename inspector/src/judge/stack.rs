@@ -7,7 +7,7 @@ use super::{
     Served,
     programmed::{Location, Programmed, ProgrammedFrontend},
 };
-use crate::evidence::{Evidence, network::Network};
+use crate::evidence::{Evidence, SourceStatus, network::Network};
 
 /// What becomes of a packet in the stack.
 pub(super) struct InStack {
@@ -177,25 +177,52 @@ pub(super) fn has_proxy_rule(network: &Network, v6: bool) -> bool {
         .any(|rule| rule.table == PROXY_TABLE && rule.mark == Some(PROXY_MARK) && rule.ipv6 == v6)
 }
 
-/// What is broken on the way of a marked packet to the local proxy, as clauses.
-pub(super) fn proxy_breaks(network: &Network, port: u16, v6: bool) -> Vec<String> {
-    let mut broken = Vec::new();
-    if !has_proxy_rule(network, v6) {
-        broken.push(format!("no rule sends packets with the proxy's mark to table {PROXY_TABLE}"));
-    }
+/// The way of a marked packet to the local proxy.
+pub(super) struct ProxyWay {
+    /// What is broken, as clauses.
+    pub broken: Vec<String>,
+    /// What could not be read.
+    pub unread: Vec<&'static str>,
+}
+
+/// What is known of the way of marked packets to the local proxy.
+pub(super) fn proxy_way(evidence: &Evidence, network: &Network, port: u16, v6: bool) -> ProxyWay {
     let routes = if v6 { &network.proxy_routes_v6 } else { &network.proxy_routes };
-    if routes.is_empty() {
-        broken.push(format!("table {PROXY_TABLE} is empty"));
-    }
     let handed = network.tproxy.iter().any(|rule| rule.port == port && rule.ipv6 == v6);
     let in_bpf = network.node_config.contains_key("ENABLE_TPROXY");
-    if !network.tproxy.is_empty() && !handed && !in_bpf {
-        broken.push(format!("no TPROXY rule hands them to port {port}"));
+    let steps = [
+        (
+            has_proxy_rule(network, v6),
+            "rules",
+            format!("no rule sends packets with the proxy's mark to table {PROXY_TABLE}"),
+        ),
+        (!routes.is_empty(), "table 2004", format!("table {PROXY_TABLE} is empty")),
+        (
+            network.tproxy.is_empty() || handed || in_bpf,
+            "",
+            format!("no TPROXY rule hands them to port {port}"),
+        ),
+        (
+            network.listening.contains(&port),
+            "listening sockets",
+            format!("nothing listens on port {port}"),
+        ),
+    ];
+    let failed = |what: &str| {
+        evidence
+            .sources
+            .iter()
+            .any(|source| source.what == what && source.status == SourceStatus::Failed)
+    };
+    let mut way = ProxyWay { broken: Vec::new(), unread: Vec::new() };
+    for (good, source, clause) in steps {
+        if failed(source) {
+            way.unread.push(source);
+        } else if !good {
+            way.broken.push(clause);
+        }
     }
-    if !network.listening.contains(&port) {
-        broken.push(format!("nothing listens on port {port}"));
-    }
-    broken
+    way
 }
 
 /// The way from here to a backend.

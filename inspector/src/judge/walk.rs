@@ -359,9 +359,17 @@ impl Walk<'_> {
                 verdict.neighbour = Some("none: handed to the local proxy".to_owned());
                 verdict.why.push(format!("{why}: handed to the local proxy port {port}"));
                 let Some(network) = &self.evidence.network else { return };
-                let broken = stack::proxy_breaks(network, port, self.query.address.is_ipv6());
-                verdict.served = if broken.is_empty() { Served::Yes } else { Served::No };
-                verdict.why.extend(broken);
+                let v6 = self.query.address.is_ipv6();
+                let way = stack::proxy_way(self.evidence, network, port, v6);
+                verdict.served = match (way.broken.is_empty(), way.unread.is_empty()) {
+                    (false, _) => Served::No,
+                    (true, true) => Served::Yes,
+                    (true, false) => {
+                        verdict.why.push(format!("{} not read", way.unread.join(", ")));
+                        Served::Unknown
+                    }
+                };
+                verdict.why.extend(way.broken);
             }
             L7::Unknown(why) => {
                 verdict.why.push(format!("L7, proxy port {port}: {why}"));

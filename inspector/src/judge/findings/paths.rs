@@ -33,7 +33,7 @@ pub(super) fn find(
     socket_lb(findings, evidence, facts);
     unreachable_backends(findings, evidence, programmed);
     let Some(network) = &evidence.network else { return };
-    proxy_path(findings, network, programmed, query);
+    proxy_path(findings, evidence, network, programmed, query);
     announcing_devices(findings, network, programmed);
     mtu(findings, network, facts);
     no_client(findings, network);
@@ -107,6 +107,7 @@ fn unreachable_backends(findings: &mut Findings, evidence: &Evidence, programmed
 /// The way from the mark to the local proxy.
 fn proxy_path(
     findings: &mut Findings,
+    evidence: &Evidence,
     network: &Network,
     programmed: &Programmed,
     query: &VipQuery,
@@ -120,7 +121,7 @@ fn proxy_path(
         if !config("ENABLE_L7_LB") && (!network.node_config.is_empty() || !ruled) {
             continue;
         }
-        let broken = stack::proxy_breaks(network, port, v6);
+        let broken = stack::proxy_way(evidence, network, port, v6).broken;
         if !broken.is_empty() {
             findings.add(
                 FindingId::ProxyPathBroken,
