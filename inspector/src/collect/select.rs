@@ -185,14 +185,34 @@ fn entries_of(
         .iter()
         .filter_map(|record| Some((record, record.layout().ok()?)))
         .filter(|(_, layout)| layout.kind == MapKind::Services)
-        .flat_map(|(record, layout)| {
-            record.entries.iter().filter_map(|(key, value)| {
-                let key = ServiceKey::decode(layout.name, key).ok()?;
-                let value = ServiceValue::decode(layout.name, value).ok()?;
-                Some((key, value))
-            })
+        .flat_map(move |(record, layout)| {
+            // Among tens of thousands, few are decoded.
+            record.entries.iter().filter(move |(key, _)| starts_with(key, address)).filter_map(
+                |(key, value)| {
+                    let key = ServiceKey::decode(layout.name, key).ok()?;
+                    let value = ServiceValue::decode(layout.name, value).ok()?;
+                    Some((key, value))
+                },
+            )
         })
         .filter(move |(key, _)| key.address == address)
+}
+
+/// Whether the key of a services map begins with this address.
+fn starts_with(key: &[u8], address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(address) => key.starts_with(&address.octets()),
+        IpAddr::V6(address) => key.starts_with(&address.octets()),
+    }
+}
+
+/// The id that the key of a backend map holds, in two bytes or four by its generation.
+fn backend_id(key: &[u8]) -> Option<u32> {
+    match *key {
+        [low, high] => Some(u16::from_le_bytes([low, high]).into()),
+        [a, b, c, d] => Some(u32::from_le_bytes([a, b, c, d])),
+        _ => None,
+    }
 }
 
 /// Whether every slot of the VIP has its backend and every master its slots.
@@ -209,21 +229,26 @@ fn is_consistent(records: &[MapRecord], address: IpAddr) -> bool {
             ids.insert(value.union.get());
         }
     }
-    let found = backends(records).filter(|backend| ids.contains(&backend.id)).count();
+    let found = backends(records, &ids).count();
     found == ids.len()
         && masters.iter().all(|(key, count)| slots.get(key).copied().unwrap_or_default() >= *count)
         && slots.keys().all(|key| masters.contains_key(key))
 }
 
-fn backends(records: &[MapRecord]) -> impl Iterator<Item = Backend> {
+/// The backends with these ids.
+fn backends<'r>(
+    records: &'r [MapRecord],
+    ids: &'r BTreeSet<u32>,
+) -> impl Iterator<Item = Backend> + 'r {
     records
         .iter()
         .filter_map(|record| Some((record, record.layout().ok()?)))
         .filter(|(_, layout)| layout.kind == MapKind::Backends)
-        .flat_map(|(record, layout)| {
+        .flat_map(move |(record, layout)| {
             record
                 .entries
                 .iter()
+                .filter(|(key, _)| backend_id(key).is_some_and(|id| ids.contains(&id)))
                 .filter_map(|(key, value)| Backend::decode(layout, key, value).ok())
         })
 }
@@ -246,10 +271,7 @@ impl Wanted {
                 ids.insert(value.union.get());
             }
         }
-        let backend_addresses = backends(records)
-            .filter(|backend| ids.contains(&backend.id))
-            .map(|backend| backend.address)
-            .collect();
+        let backend_addresses = backends(records, &ids).map(|backend| backend.address).collect();
         Self { address, ids, rev_nat, backend_addresses }
     }
 
@@ -259,12 +281,8 @@ impl Wanted {
         let has = |index: u16| self.rev_nat.contains(&index);
         let keep = |key: &[u8], value: &[u8]| -> Option<bool> {
             Some(match layout.kind {
-                MapKind::Services => {
-                    ServiceKey::decode(layout.name, key).ok()?.address == self.address
-                }
-                MapKind::Backends => {
-                    self.ids.contains(&Backend::decode(layout, key, value).ok()?.id)
-                }
+                MapKind::Services => starts_with(key, self.address),
+                MapKind::Backends => self.ids.contains(&backend_id(key)?),
                 MapKind::ReverseNat => {
                     let entry = ReverseNat::decode(layout, key, value).ok()?;
                     has(entry.index) || entry.address == self.address
