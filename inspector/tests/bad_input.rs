@@ -850,3 +850,17 @@ fn evidence_on_standard_input_is_read_to_its_end() {
         assert_eq!(child.wait_with_output().expect("an end").status.code(), Some(code));
     }
 }
+
+#[test]
+fn evidence_that_would_act_on_the_terminal_is_refused() {
+    let folder = TempDir::new().expect("a folder");
+    let path = folder.path().join("evidence.json");
+    let path = path.to_str().expect("UTF-8");
+    let text = r#"{"schema":"inspector.evidence/1","host":{"name":"\u001b]0;owned\u0007"}}"#;
+    fs::write(path, text).expect("a file");
+    for arguments in [&["evidence", "show", path][..], &["vip", "192.168.2.20", "--from", path]] {
+        let ran = run(&mut inspect(arguments));
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{ran:?}");
+        assert!(ran.err.contains("control characters") && !ran.err.contains('\u{1b}'), "{ran:?}");
+    }
+}

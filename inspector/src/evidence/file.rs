@@ -138,6 +138,19 @@ pub fn schema() -> Value {
     schema
 }
 
+/// Whether a string anywhere in the document could act on a terminal.
+fn has_control_characters(value: &Value) -> bool {
+    let acts = |text: &str| text.chars().any(|c| c.is_control() && !matches!(c, '\n' | '\t'));
+    match value {
+        Value::String(text) => acts(text),
+        Value::Array(items) => items.iter().any(has_control_characters),
+        Value::Object(members) => {
+            members.iter().any(|(name, value)| acts(name) || has_control_characters(value))
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => false,
+    }
+}
+
 impl Document {
     /// From freshly collected evidence.
     ///
@@ -183,6 +196,13 @@ impl Document {
                 malformed(format!("it is not JSON ({error})"))
             }
         })?;
+        if has_control_characters(&value) {
+            return Err(malformed(
+                "it holds control characters, which would reach the terminal and which no \
+                 collector writes"
+                    .to_owned(),
+            ));
+        }
         let Some(schema) = value.get("schema").and_then(Value::as_str) else {
             return Err(malformed("it has no field `schema`".to_owned()));
         };
