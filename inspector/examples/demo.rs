@@ -23,10 +23,10 @@ const SHOWN: [(&str, i32, &str); 3] = [
     (
         "192.168.2.21",
         1,
-        "The trap: externalTrafficPolicy is Local, the only backend is on another node, and this \
+        "The trap: externalTrafficPolicy is Local, the only backend is not on this node, and this \
          node was elected to answer ARP. Clients come here and there is nothing to send them to. \
-         The internal scope has the backend, so a probe from the node itself would succeed and \
-         mislead (exit code 1).",
+         The internal scope has the backend, so a socket on the node is translated to it: another \
+         path, which says nothing about clients from outside (exit code 1).",
     ),
     (
         "192.168.2.39",

@@ -24,7 +24,7 @@ const EXAMPLES: &[(&str, &[&str], &str)] = &[
         "v1.21-tcx",
         &["vip", "192.168.2.21"],
         "Announced without a local backend: this node was elected to answer ARP, the policy is \
-         Local, and the only backend is elsewhere.",
+         Local, and the only backend is not on this node.",
     ),
     (
         "v1.18-wg0-detached",

@@ -20,7 +20,7 @@ use std::{
 use bpf::{Code, TCX_INGRESS};
 use inspector_lab::{Capture, Ns};
 use node::{Node, absent, answer, fate, finding, found, is, path, sound, why};
-use run::{Ran, sealed};
+use run::{Ran, inspect, run as finish, sealed};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -380,7 +380,13 @@ fn a_device_that_announces_without_carrier() {
     let paths = ran.json()["verdict"]["paths"].to_string();
     assert!(!paths.contains(ENO1), "{paths}");
     assert_eq!(fate(&ran, "443/TCP", WG0), translated());
-    assert!(answer(&ran).1.starts_with("YES via wg0: "), "{ran:?}");
+    let (served, sentence) = answer(&ran);
+    assert_eq!((served.as_str(), ran.code), ("partly", Some(1)), "{ran:?}");
+    assert!(sentence.starts_with("PARTLY: yes via wg0: "), "{sentence}");
+    assert!(
+        sentence.ends_with("; but it is announced on eno1, which has no carrier"),
+        "{sentence}"
+    );
     assert!(!node.connect(Ns::Client, "tcp", WEB, 443).ok);
     assert!(node.connect(Ns::Vpn, "tcp", WEB, 443).ok);
     let only = node.vip(&[WEB, "--via", "eno1"]);
@@ -399,6 +405,48 @@ fn a_device_that_announces_without_carrier() {
     assert_eq!((ran.code, answer(&ran).1.as_str()), (Some(1), says));
     let other = node.vip(&[WEB, "--via", "eno7"]);
     assert_eq!(answer(&other).1, "CANNOT TELL: this node has no device eno7");
+}
+
+#[test]
+fn a_dead_agent_answers_for_no_vip() {
+    let node = Node::new("v1.21-tcx");
+    assert_eq!(node.vip(&[WEB]).code, Some(0));
+    let liveness = node.0.map("cilium_runtime_config").expect("the map");
+    liveness.update(&1_u32.to_ne_bytes(), &1_u64.to_ne_bytes()).expect("long ago");
+    // Without the sign of life that the helper gives.
+    let alone = || {
+        let mut command = inspect(["vip", WEB, "-o", "json"]);
+        finish(node.0.exec_in(Ns::Node, &mut command).expect("the node"))
+    };
+    let ran = node.0.run_alone(None, alone).expect("mounts of its own");
+    found(&ran, "agent-dead", "warning", "the agent's last sign of life was");
+    let (served, sentence) = answer(&ran);
+    assert_eq!((served.as_str(), ran.code), ("partly", Some(1)), "{ran:?}");
+    assert!(sentence.contains("but the agent is dead and its L2 responder silent"), "{sentence}");
+    // Translation goes on, which the paths say.
+    assert_eq!(fate(&ran, "443/TCP", WG0), translated());
+}
+
+#[test]
+fn questions_that_cannot_be_answered_here_are_refused() {
+    let node = Node::new("v1.21-tcx");
+    let other = node.vip(&[WEB, "--via", "eno1,eno7"]);
+    assert_eq!(other.code, Some(3));
+    assert_eq!(answer(&other).1, "CANNOT TELL: this node has no device eno7");
+    for (arguments, says) in [
+        (["--source", "fd00::1"], "different IP families"),
+        (["--pid", "0"], "there is no process 0"),
+        (["--pid", "4194304"], "there is no process 4194304"),
+    ] {
+        let ran = node.vip(&[&[WEB][..], &arguments].concat());
+        assert_eq!((ran.code, ran.out.as_str()), (Some(2), ""), "{ran:?}");
+        assert!(ran.err.contains(says), "{ran:?}");
+    }
+    // Seen from another place the programs are elsewhere, and nothing is said of them.
+    let client = node.0.netns(Ns::Client).expect("the client");
+    let ran = node.vip(&[WEB, "--netns", client.to_str().expect("UTF-8")]);
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(answer(&ran).1.contains("another network namespace"), "{ran:?}");
 }
 
 /// An agent that answers once with this list of services.

@@ -11,8 +11,8 @@ use inspector::{
 /// What a Cilium node has programmed for a `LoadBalancer` VIP, read from the kernel's own maps: no
 /// agent needed, nothing modified.
 ///
-/// Exit codes: 0 the answer is yes (served, or every expectation met), 1 the answer is no, 2 usage
-/// or environment error, 3 cannot be told (privilege, kernel or traffic missing).
+/// Exit codes: 0 the answer is yes (served, or every expectation met), 1 the answer is no or only
+/// partly yes, 2 usage or environment error, 3 cannot be told (privilege, kernel or traffic missing).
 #[derive(Debug, Parser)]
 #[command(name = "inspect", version, propagate_version = true)]
 pub struct Cli {
@@ -221,8 +221,9 @@ pub struct Common {
     /// Save the evidence to this file.
     #[arg(long, global = true, value_name = "FILE")]
     save: Option<PathBuf>,
-    /// Mount point of the BPF file system that holds Cilium's pins, instead of the one found.
-    #[arg(long, global = true, value_name = "PATH", env = "INSPECT_BPFFS")]
+    /// Mount point of the BPF file system that holds Cilium's pins, instead of the one found;
+    /// `INSPECT_BPFFS` in the environment says the same.
+    #[arg(long, global = true, value_name = "PATH")]
     bpffs: Option<PathBuf>,
     /// Network namespace to look at, instead of the one in which this is started: a path, a name
     /// that `ip netns list` shows, or the id of a process in it.
@@ -276,7 +277,10 @@ impl Resolved {
             }
         };
         // An empty variable is none.
-        let bpffs = bpffs.filter(|path| !path.as_os_str().is_empty());
+        let bpffs = bpffs.or_else(|| {
+            let path = std::env::var_os("INSPECT_BPFFS").map(PathBuf::from);
+            path.filter(|path| !path.as_os_str().is_empty())
+        });
         Ok(Self { format: output, from, save, bpffs, netns, color, quiet, verbose })
     }
 }

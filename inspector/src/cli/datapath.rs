@@ -22,6 +22,7 @@ pub fn run(args: &DatapathArgs, options: &Resolved) -> anyhow::Result<Answer> {
             path.display()
         );
     }
+    output::check_process(args.pid, options)?;
     let node = Options { pid: args.pid, ..Options::new(Question::Datapath) };
     let loaded = Loaded::load(node, options)?;
     let Some(found) = datapath::datapath(loaded.evidence()) else {

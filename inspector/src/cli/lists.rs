@@ -2,10 +2,10 @@
 
 use anyhow::bail;
 use inspector::{
-    cilium::layout::MapKind,
+    cilium::layout::{Family, LAYOUTS, Layout, MapKind},
     collect::Question,
     evidence::{
-        Subject,
+        Evidence, Subject,
         tables::{Problem, Tables},
     },
     report::{
@@ -88,11 +88,43 @@ fn load(kinds: &[MapKind], options: &Resolved) -> anyhow::Result<Tables> {
             bail!("{place} has no {} map", kind_name(*kind));
         }
     }
-    let tables = Tables::new(evidence);
+    let mut tables = Tables::new(evidence);
+    tables.problems.extend(missing_families(evidence, kinds));
     if options.save.is_some() {
         output::save(&loaded.into_document(None), options.save.as_deref())?;
     }
     Ok(tables)
+}
+
+/// Maps of a family that are not pinned although others of that family are.
+fn missing_families(evidence: &Evidence, kinds: &[MapKind]) -> Vec<Problem> {
+    let pins: Vec<&String> =
+        evidence.bpffs.iter().filter(|bpffs| bpffs.read).flat_map(|bpffs| &bpffs.pins).collect();
+    let mut missing = Vec::new();
+    for (prefix, family) in [("cilium_lb4_", Family::V4), ("cilium_lb6_", Family::V6)] {
+        for kind in kinds.iter().filter(|kind| **kind != MapKind::SourceRange) {
+            let has = |layout: &Layout| pins.iter().any(|pin| *pin == layout.name);
+            let mut layouts = LAYOUTS
+                .iter()
+                .filter(|layout| layout.kind == *kind && layout.family == Some(family));
+            let newest = layouts.clone().max_by_key(|layout| layout.generation);
+            if let Some(newest) = newest
+                && pins.iter().any(|pin| pin.starts_with(prefix))
+                && !layouts.any(has)
+                && !evidence.maps.iter().any(|map| map.name == newest.name)
+            {
+                missing.push(Problem::Map {
+                    map: newest.name.to_owned(),
+                    reason: format!(
+                        "{} is not pinned, though other {prefix}… maps are: the list lacks what it \
+                         would hold",
+                        newest.name
+                    ),
+                });
+            }
+        }
+    }
+    missing
 }
 
 fn kind_name(kind: MapKind) -> &'static str {

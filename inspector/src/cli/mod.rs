@@ -56,7 +56,7 @@ pub fn main() -> ExitCode {
         // Somebody who pipes into `head` has seen enough.
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            output::say(format_args!("{error:#}"));
+            output::say(format_args!("{error}"));
             exit_code(&error)
         }
     }

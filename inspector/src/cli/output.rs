@@ -88,6 +88,15 @@ impl Loaded {
     }
 }
 
+/// Refuses a process that is not there.
+pub fn check_process(pid: Option<u32>, options: &Resolved) -> anyhow::Result<()> {
+    let Some(pid) = pid.filter(|_| options.from.is_none()) else { return Ok(()) };
+    if pid == 0 || !Path::new("/proc").join(pid.to_string()).exists() {
+        anyhow::bail!("there is no process {pid}: give the id of a running one with --pid");
+    }
+    Ok(())
+}
+
 /// Saves a document where the user wants it.
 pub fn save(document: &Document, path: Option<&Path>) -> anyhow::Result<()> {
     if let Some(path) = path {

@@ -19,6 +19,12 @@ use super::{
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     let query = VipQuery { source: args.source, ..args.vip };
+    if let Some(source) = args.source
+        && source.is_ipv4() != query.address.is_ipv4()
+    {
+        anyhow::bail!("--source {source} and {} are of different IP families", query.address);
+    }
+    output::check_process(args.pid, options)?;
     let node = collect::Options {
         state: args.state.clone(),
         agent: args.agent.clone(),

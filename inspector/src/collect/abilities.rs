@@ -117,12 +117,19 @@ fn privileges(abilities: &mut Vec<Ability>) {
         let ability = Ability::new(name, good_if(found != "not held"), found, enables);
         abilities.push(if name == "CAP_BPF" { ability.essential() } else { ability });
     }
+    let sys_admin = held.iter().any(|one| one == "CAP_SYS_ADMIN");
+    abilities.push(Ability::new(
+        "CAP_SYS_ADMIN",
+        good_if(sys_admin),
+        if sys_admin { "held" } else { "not held" },
+        "which maps attached programs reach, Maglev tables: the kernel opens them by id only so",
+    ));
     let net_admin = held.iter().any(|one| one == "CAP_NET_ADMIN");
     abilities.push(Ability::new(
         "CAP_NET_ADMIN",
         good_if(net_admin),
         if net_admin { "held" } else { "not held" },
-        "tc observers on devices",
+        "which programs are attached to devices",
     ));
 }
 

@@ -217,9 +217,9 @@ impl Facts {
         let host = sockets(process.map_or("self", |asked| asked.subject.as_str()));
         let mut root = sockets("root");
         for (at_root, here) in root.iter_mut().zip(&host) {
-            if matches!((&at_root, here), (Met::Nothing(_), Met::LoadBalancer(_))) {
+            if matches!(at_root, Met::Nothing(_)) && !matches!(here, Met::Nothing(_)) {
                 *at_root = Met::NotRead(
-                    "socket-LB is in force below the root cgroup only: whether a pod's cgroup is \
+                    "socket-LB programs sit below the root cgroup only: whether a pod's cgroup is \
                      covered is told by --pid"
                         .to_owned(),
                 );

@@ -30,8 +30,14 @@ pub(super) fn conclude(
         .iter()
         .filter(|path| path.path.starts_with("forwarded via") || path.path == "forwarded")
         .collect();
+    if let Some(why) = elsewhere(evidence) {
+        return (Served::Unknown, format!("CANNOT TELL: {why}"));
+    }
     if outside.is_empty() {
         return nothing_to_judge(query, programmed, paths, evidence);
+    }
+    if let Some(name) = no_such_device(evidence) {
+        return (Served::Unknown, format!("CANNOT TELL: this node has no device {name}"));
     }
     let dead = |path: &&&PathVerdict| path.served == Served::No;
     let served = if outside.iter().all(|path| dead(&path)) {
@@ -45,12 +51,61 @@ pub(super) fn conclude(
     } else {
         Served::Unknown
     };
+    let mute = mute(programmed, evidence);
+    if let (Served::Yes, Some(why)) = (served, &mute) {
+        let sentence = yes_sentence(query, &outside, evidence);
+        let sentence = sentence.strip_prefix("YES").unwrap_or(&sentence);
+        return (Served::Partly, format!("PARTLY: yes{sentence}; but {why}"));
+    }
     let sentence = match served {
         Served::No | Served::Partly => no_sentence(query, programmed, &outside, served),
         Served::Yes => yes_sentence(query, &outside, evidence),
         Served::Unknown => unknown_sentence(programmed, &outside),
     };
     (served, sentence)
+}
+
+/// Why clients of the LAN do not find a VIP here that this node is to announce.
+fn mute(programmed: &Programmed, evidence: &Evidence) -> Option<String> {
+    let announcement = &programmed.announcement;
+    let network = evidence.network.as_ref()?;
+    let dead = announcement.entries.iter().find_map(|entry| {
+        let link = network.link(entry.ifindex)?;
+        Some(format!("it is announced on {}, which {}", link.name, link.dead()?))
+    });
+    if dead.is_some() {
+        return dead;
+    }
+    let silent = !announcement.answering
+        && !announcement.entries.is_empty()
+        && announcement.agent_silent_s.is_some();
+    silent.then(|| {
+        "the agent is dead and its L2 responder silent: clients without the VIP in their ARP cache \
+         do not find this node"
+            .to_owned()
+    })
+}
+
+/// Whether Cilium's programs are attached, but to devices of another network namespace.
+fn elsewhere(evidence: &Evidence) -> Option<&'static str> {
+    let attachments = evidence.attachments.as_ref()?;
+    let mut links = attachments
+        .links
+        .iter()
+        .filter(|link| matches!(link.kind.as_str(), "tcx" | "xdp" | "netkit") && !link.defunct)
+        .peekable();
+    links.peek()?;
+    links.all(|link| link.shown != Some(true)).then_some(
+        "Cilium's programs are attached to devices of another network namespace than this one: run \
+         in the host's, or name it with --netns",
+    )
+}
+
+/// A device of `--via` that this node does not have.
+fn no_such_device(evidence: &Evidence) -> Option<&str> {
+    let network = evidence.network.as_ref()?;
+    let is_here = |name: &&String| network.links.iter().any(|link| link.name == **name);
+    evidence.via.iter().find(|name| !is_here(name)).map(String::as_str)
 }
 
 /// What can be said without a single path from outside.
@@ -305,7 +360,6 @@ fn unknown_sentence(programmed: &Programmed, outside: &[&PathVerdict]) -> String
     let missing = outside
         .iter()
         .find(|path| path.served == Served::Unknown)
-        .and_then(|path| path.why.last())
-        .map_or("", String::as_str);
+        .map_or_else(String::new, |path| path.why.join("; "));
     format!("UNKNOWN: programmed in the maps ({}), but {missing}", frontends.join("; "))
 }

@@ -353,8 +353,42 @@ pub fn datapath(evidence: &Evidence) -> Option<Datapath> {
         attachments.cgroups.iter().filter_map(|asked| view.socket(&asked.subject)).collect();
     let idle_pins = idle_pins(attachments);
     let stale_maps = view.stale_maps();
-    let findings = findings(attachments, &devices, &idle_pins, &stale_maps);
+    let mut findings = findings(attachments, &devices, &idle_pins, &stale_maps);
+    findings.extend(without_datapath(evidence, &devices));
+    findings.sort_by_key(|finding| finding.severity);
     Some(Datapath { devices, sockets, idle_pins, stale_maps, findings })
+}
+
+/// Devices that Cilium's state names as managed and on which none of its programs is met.
+fn without_datapath(evidence: &Evidence, devices: &[DeviceDatapath]) -> Vec<Finding> {
+    let is_met = |ifindex: u32| {
+        devices.iter().any(|device| {
+            device.ifindex == ifindex
+                && (device.unknown.is_some()
+                    || device.ingress().any(|program| program.is_cilium && program.translates))
+        })
+    };
+    evidence
+        .devices
+        .iter()
+        .filter(|device| !is_met(device.ifindex))
+        .filter_map(|device| {
+            let name = device.name.as_deref().filter(|name| !name.starts_with("cilium_"))?;
+            Some(Finding {
+                id: FindingId::DeviceNoDatapath,
+                severity: FindingId::DeviceNoDatapath.severity(),
+                frontend: None,
+                path: Some(format!("forwarded via {name}")),
+                seen: format!(
+                    "{name}: Cilium's state names it ({}), and no program of Cilium's is met by a \
+                     packet that arrives there",
+                    device.named_by.join(", ")
+                ),
+                meaning: "packets that arrive there go up the stack untranslated".to_owned(),
+                next: "restart the agent, which attaches its programs again".to_owned(),
+            })
+        })
+        .collect()
 }
 
 /// Whether a hook is met by an arriving packet.

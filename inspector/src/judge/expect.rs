@@ -275,7 +275,7 @@ impl Expectation {
         let mut any = false;
         for path in judgement.verdict.paths.iter().filter(|path| match &self.device {
             Some(device) => path.device.as_ref() == Some(device),
-            None => path.path.starts_with("forwarded"),
+            None => path.path == "forwarded" || path.path.starts_with("forwarded via"),
         }) {
             any = true;
             let why = || {

@@ -7,7 +7,7 @@ use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 use crate::{
     cilium::services::Scope,
     judge::{
-        Finding, Judgement, PathVerdict, Served, Severity,
+        Finding, Judgement, Outcome, PathVerdict, Served, Severity,
         expect::{Checked, Met},
         programmed::{Announcement, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy},
     },
@@ -117,7 +117,7 @@ fn write_frontends<'a>(
         table.add_row([
             Cell::new(&frontend.frontend),
             Cell::new(frontend.reverse_nat.id),
-            Cell::new(frontend.service_type.as_str()),
+            Cell::new(if frontend.master { frontend.service_type.as_str() } else { "?" }),
             Cell::new(details(frontend)),
         ]);
         for (slots, backend) in slots(frontend) {
@@ -258,7 +258,11 @@ fn write_paths(paths: &[PathVerdict], style: Style, out: &mut impl Write) -> io:
             name,
             first.outcome.to_string(),
             served(first),
-            first.grade.to_string(),
+            if first.outcome == Outcome::Unknown {
+                "-".to_owned()
+            } else {
+                first.grade.to_string()
+            },
         ];
         rows.push((first, cells));
         rest = after;
@@ -332,7 +336,7 @@ pub(super) fn announced(announcement: &Announcement) -> String {
         .map(|entry| {
             let device =
                 entry.device.clone().unwrap_or_else(|| format!("interface {}", entry.ifindex));
-            format!("{device}, {} answers so far", entry.answers)
+            format!("{device}, answers so far: {}", entry.answers)
         })
         .collect();
     let agent = match announcement.agent_silent_s {

@@ -24,7 +24,10 @@ pub(super) fn find(
     facts: &Facts,
 ) {
     if let Some(datapath) = datapath::datapath(evidence) {
-        findings.0.extend(datapath.findings);
+        // Devices without a program are told of with what that means for the VIP.
+        let others =
+            datapath.findings.into_iter().filter(|one| one.id != FindingId::DeviceNoDatapath);
+        findings.0.extend(others);
     }
     if programmed.frontends.is_empty() {
         return;
