@@ -9,7 +9,8 @@ pub fn run() -> Result<()> {
     // Asked before anything that takes time.
     let prefix = root::prefix()?;
     lint::format()?;
-    setup::ensure()?;
+    // All that the tests use, the programs of netfilter among it.
+    setup::run()?;
     lint::dependencies()?;
     lint::clippy()?;
 
