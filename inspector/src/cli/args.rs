@@ -235,7 +235,7 @@ pub struct Common {
     /// Say less: only the verdict, no warnings.
     #[arg(short, long, global = true, conflicts_with = "verbose")]
     quiet: bool,
-    /// Say more: what was not measured, and why.
+    /// Say more: notes in full, what was not measured, and why.
     #[arg(short, long, global = true)]
     verbose: bool,
 }

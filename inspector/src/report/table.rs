@@ -22,7 +22,7 @@ pub struct Style {
     pub color: bool,
     /// Leave out what is not an error, and the details.
     pub quiet: bool,
-    /// Show what was not measured in full.
+    /// Show what was not measured, and notes in full.
     pub verbose: bool,
 }
 
@@ -355,7 +355,10 @@ pub(super) fn write_findings(
 ) -> io::Result<()> {
     for (index, finding) in findings.iter().enumerate() {
         let Finding { id, severity, frontend: _, path: _, seen, meaning, next } = finding;
-        if index > 0 {
+        // Notes are many and alike: two lines each, unless more is asked for.
+        let short = *severity == Severity::Note && !style.verbose;
+        let after_short = index > 0 && findings[index - 1].severity == Severity::Note;
+        if index > 0 && !(short && after_short) {
             writeln!(out)?;
         }
         let code = match severity {
@@ -369,9 +372,13 @@ pub(super) fn write_findings(
         } else {
             writeln!(out, "{severity} {id}")?;
         }
-        table.add_row(["  seen", seen]);
-        table.add_row(["  means", meaning]);
-        table.add_row(["  next", next]);
+        if short {
+            table.add_row(["  ".to_owned(), format!("{seen}; {meaning}")]);
+        } else {
+            table.add_row(["  seen", seen]);
+            table.add_row(["  means", meaning]);
+            table.add_row(["  next", next]);
+        }
         print(&table, out)?;
     }
     Ok(())
