@@ -76,12 +76,6 @@ impl Entries {
             .zip(self.values.chunks_exact(self.value_len.max(1)))
     }
 
-    /// The value of `key`, if it is here.
-    #[must_use]
-    pub fn get(&self, key: &[u8]) -> Option<&[u8]> {
-        self.iter().find(|(candidate, _)| *candidate == key).map(|(_, value)| value)
-    }
-
     /// Drops later entries with a key that was there before.
     pub(crate) fn keep_first_of_each_key(&mut self) {
         let mut seen = HashSet::with_capacity(self.len());

@@ -245,22 +245,4 @@ impl Attachments {
     pub fn device_name(&self, ifindex: u32) -> Option<&str> {
         self.devices.iter().find(|one| one.ifindex == ifindex).map(|one| one.name.as_str())
     }
-
-    /// Whether the program reaches the map, itself or through tail calls.
-    #[must_use]
-    pub fn reaches(&self, program: u32, map: u32) -> bool {
-        let mut seen = std::collections::HashSet::new();
-        let mut next = vec![program];
-        while let Some(id) = next.pop() {
-            if !seen.insert(id) {
-                continue;
-            }
-            let Some(program) = self.program(id) else { continue };
-            if program.maps.contains(&map) {
-                return true;
-            }
-            next.extend(&program.tail_calls);
-        }
-        false
-    }
 }

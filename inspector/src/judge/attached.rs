@@ -31,7 +31,7 @@ pub(super) struct Device {
 }
 
 /// Names of devices that are Cilium's own, or a pod's.
-fn is_inner(name: &str) -> bool {
+pub(super) fn is_inner(name: &str) -> bool {
     name == "lo" || name.starts_with("cilium_") || name.starts_with("lxc")
 }
 

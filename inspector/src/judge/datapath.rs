@@ -13,7 +13,7 @@ use inspector_common::arrival;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Finding, FindingId};
+use super::{Finding, FindingId, attached::is_inner};
 use crate::{
     cilium::layout::{Family, MapKind},
     evidence::{
@@ -373,7 +373,7 @@ fn without_datapath(evidence: &Evidence, devices: &[DeviceDatapath]) -> Vec<Find
         .iter()
         .filter(|device| !is_met(device.ifindex))
         .filter_map(|device| {
-            let name = device.name.as_deref().filter(|name| !name.starts_with("cilium_"))?;
+            let name = device.name.as_deref().filter(|name| !is_inner(name))?;
             Some(Finding {
                 id: FindingId::DeviceNoDatapath,
                 severity: FindingId::DeviceNoDatapath.severity(),
