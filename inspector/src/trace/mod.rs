@@ -6,6 +6,7 @@
 
 mod device;
 mod error;
+pub mod sighting;
 pub mod tc;
 
 pub use error::TraceError;
