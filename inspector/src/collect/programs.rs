@@ -74,6 +74,21 @@ pub fn collect(root: &Path, subjects: &[CgroupSubject]) -> (Attachments, Vec<Sou
     (attachments, [devices, details, links, cgroups].map(Report::into_source).into())
 }
 
+/// The programs on the devices of this thread's network namespace, as they are now: interface
+/// index, hook and program id.
+///
+/// # Errors
+/// Why not all hooks could be asked.
+pub fn attached_now() -> Result<BTreeSet<(u32, HookKind, u32)>, String> {
+    let mut attachments = Attachments::default();
+    let mut report = Report::new(DEVICES);
+    device_hooks(&mut attachments, &mut report);
+    if report.status != SourceStatus::Complete {
+        return Err(report.reasons.join("; "));
+    }
+    Ok(attachments.hooks.iter().map(|hook| (hook.ifindex, hook.kind, hook.program)).collect())
+}
+
 /// What one attempt found.
 struct Found {
     attachments: Attachments,

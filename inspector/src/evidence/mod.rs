@@ -9,6 +9,7 @@ pub mod file;
 pub mod network;
 pub mod programs;
 mod record;
+pub mod simulation;
 pub mod tables;
 
 use std::{
@@ -32,7 +33,7 @@ use crate::cilium::proto::Protocol;
 pub const SCHEMA: &str = "inspector.evidence/1";
 
 /// Fields are added within a major; this counts the additions.
-pub const SCHEMA_MINOR: u32 = 0;
+pub const SCHEMA_MINOR: u32 = 1;
 
 /// Everything that was learned, from one node at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -70,6 +71,9 @@ pub struct Evidence {
     /// The network, where it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<network::Network>,
+    /// Runs of Cilium's programs on synthetic packets, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulation: Option<simulation::Simulation>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
     /// What was said of it when it was collected. Nothing rests on this: a verdict is judged

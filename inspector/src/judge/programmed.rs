@@ -121,6 +121,15 @@ pub struct SourceRanges {
     pub complete: bool,
 }
 
+impl SourceRanges {
+    /// Whether a source is let through; nothing if not all ranges could be read.
+    #[must_use]
+    pub fn admit(&self, source: IpAddr) -> Option<bool> {
+        let inside = || self.ranges.iter().any(|range| super::walk::contains(range, source));
+        self.complete.then(|| inside() != self.deny)
+    }
+}
+
 /// The reverse NAT entry of a frontend.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct ReverseNatState {

@@ -12,6 +12,7 @@ use super::{
     Grade, Outcome, PathVerdict, Served,
     attached::{Device, Facts, Met},
     programmed::{Programmed, ProgrammedFrontend, SourceRanges},
+    simulated::Weight,
     stack,
 };
 use crate::{
@@ -112,6 +113,7 @@ fn verdict(frontend: &str, path: String, device: Option<&str>) -> PathVerdict {
         grade: Grade::Programmed,
         why: Vec::new(),
         neighbour: None,
+        simulated: None,
     }
 }
 
@@ -169,7 +171,50 @@ impl Walk<'_> {
                 self.untranslated(&mut verdict, input);
             }
         }
+        if let Some(device) = device {
+            self.simulated(&mut verdict, device, external, met);
+        }
         verdict
+    }
+
+    /// What simulated packets add to a forwarded path, or say against it.
+    fn simulated(
+        &self,
+        verdict: &mut PathVerdict,
+        device: &Device,
+        external: Option<&ProgrammedFrontend>,
+        met: &Met,
+    ) {
+        let ranges = external.and_then(|frontend| frontend.source_ranges.as_ref());
+        let admits = |source| match ranges.map(|ranges| ranges.admit(source)) {
+            Some(Some(admitted)) => admitted,
+            Some(None) | None => true,
+        };
+        let runs = &self.facts.simulated;
+        let (ifindex, name) = (device.ifindex, &verdict.frontend);
+        let Some(proof) = runs.path(self.evidence, self.tables, ifindex, name, admits) else {
+            return;
+        };
+        match proof.weigh(verdict) {
+            Weight::Nothing => {}
+            Weight::Translated => {
+                verdict.neighbour =
+                    external.map(|frontend| stack::after_translation(self.evidence, frontend));
+                // That it is translated was all that was missing.
+                if verdict.served == Served::Unknown
+                    && let Met::LoadBalancer(_) = met
+                    && let Step::Translated { share, served, why } = self.balanced(external, true)
+                {
+                    verdict.served = served;
+                    verdict.share = verdict.share.or(share);
+                    verdict.why.extend(why);
+                }
+            }
+            Weight::Untranslated => {
+                verdict.share = None;
+                self.untranslated(verdict, Some(device.ifindex));
+            }
+        }
     }
 
     /// A process in the host network namespace.
