@@ -67,7 +67,7 @@ const CALLS: [(u32, &str); 2] = [(7, "ipv4"), (10, "ipv6")];
 const FLOWS: &str = "inspector-lab/flows";
 
 /// Maps of the programs, and the names that Cilium has pinned them by, newest first.
-const MAPS: [(&str, &[&str]); 12] = [
+const MAPS: [(&str, &[&str]); 26] = [
     ("SERVICES4", &["cilium_lb4_services_v2"]),
     ("SERVICES6", &["cilium_lb6_services_v2"]),
     ("BACKENDS4", &["cilium_lb4_backends_v3", "cilium_lb4_backends_v2"]),
@@ -80,6 +80,20 @@ const MAPS: [(&str, &[&str]); 12] = [
     ("RUNTIME_CONFIG", &["cilium_runtime_config"]),
     ("REVERSE_SK4", &["cilium_lb4_reverse_sk"]),
     ("REVERSE_SK6", &["cilium_lb6_reverse_sk"]),
+    ("CT4", &["cilium_ct4_global"]),
+    ("CT6", &["cilium_ct6_global"]),
+    ("CT_ANY4", &["cilium_ct_any4_global"]),
+    ("CT_ANY6", &["cilium_ct_any6_global"]),
+    ("SNAT4", &["cilium_snat_v4_external"]),
+    ("SNAT6", &["cilium_snat_v6_external"]),
+    ("AFFINITY4", &["cilium_lb4_affinity"]),
+    ("AFFINITY6", &["cilium_lb6_affinity"]),
+    ("AFFINITY_MATCH", &["cilium_lb_affinity_match"]),
+    ("MAGLEV4", &["cilium_lb4_maglev"]),
+    ("MAGLEV6", &["cilium_lb6_maglev"]),
+    ("NEIGHBOURS4", &["cilium_nodeport_neigh4"]),
+    ("NEIGHBOURS6", &["cilium_nodeport_neigh6"]),
+    ("METRICS", &["cilium_metrics"]),
 ];
 
 /// Why the datapath of a capture could not be put in place.
@@ -171,6 +185,7 @@ struct Settings {
     hostns_only: bool,
     reject: bool,
     unreachable: bool,
+    metrics_say_where: bool,
 }
 
 #[derive(Deserialize)]
@@ -263,6 +278,8 @@ impl Datapath {
             hostns_only: flag("--bpf-lb-sock-hostns-only=true"),
             // Cilium 1.16 brought this map, and 1.15 the answer to the client.
             reject: capture.map("cilium_node_map_v2").is_some(),
+            // 1.16 too.
+            metrics_say_where: capture.map("cilium_node_map_v2").is_some(),
             // Both new after 1.18.
             unreachable: capture.map("cilium_l2_responder_v6").is_some(),
         };
@@ -526,6 +543,8 @@ fn attach_device(
     let (nat4, nat6) = nat_addresses(plan);
     let nat6 = nat6.octets();
     let (high, low) = nat6.split_at(8);
+    // One identity for all the world until one for each IP version came.
+    let (world4, world6) = if datapath.settings.metrics_say_where { (9, 10) } else { (2, 2) };
     let constants = [
         ("eth_header_length", number(if device.mac.is_some() { 14 } else { 0 })),
         ("interface_mac", mac.to_vec()),
@@ -534,6 +553,11 @@ fn attach_device(
         ("nat_ipv6_low", low.to_vec()),
         ("enable_l7_lb", number(datapath.settings.l7.into())),
         ("enable_reject", number(datapath.settings.reject.into())),
+        ("world_ipv4", number(world4)),
+        ("world_ipv6", number(world6)),
+        ("metrics_say_where", number(datapath.settings.metrics_say_where.into())),
+        ("maglev4_size", number(maglev_size(&loader, "cilium_lb4_maglev")?)),
+        ("maglev6_size", number(maglev_size(&loader, "cilium_lb6_maglev")?)),
     ];
     let mut ebpf = loader.load(calls.as_deref(), &constants)?;
 
@@ -578,6 +602,16 @@ fn attach_device(
         }
     }
     Ok(())
+}
+
+/// How many ids the tables of a Maglev map have; 0 where that map is not pinned.
+fn maglev_size(loader: &Loader, name: &str) -> Result<u32, DatapathError> {
+    let pin = loader.globals.join(name);
+    if !pin.exists() {
+        return Ok(0);
+    }
+    let size = maps::MapHandle::open(&pin).and_then(|map| maps::maglev_table_size(&map));
+    size.map_err(|error| loader.failed(error))
 }
 
 /// Attaches a program by a link, and pins the link.

@@ -35,11 +35,13 @@ const CAPTURES: [&str; 9] = [
 ];
 
 /// Parts of the names of the maps that the stand-in has to do with.
-const NEEDED: [&str; 9] = [
+const NEEDED: [&str; 11] = [
+    "_affinity",
     "_backends_",
     "_calls_",
     "_l2_responder_",
     "_lxc",
+    "_maglev",
     "_node_map_v2",
     "_reverse_sk",
     "_runtime_config",
