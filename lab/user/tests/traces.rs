@@ -24,6 +24,7 @@ use inspector::cilium::{
     snat::Snat,
     tuple::TupleFlags,
 };
+use inspector::{collect, evidence::programs::HookKind};
 use inspector_lab::{
     Capture, Lab, MapHandle, Ns, Xdp, bpf,
     capture::MapSpec,
@@ -564,13 +565,20 @@ fn the_program_at_xdp_serves_backends_elsewhere() {
 
 #[test]
 fn the_program_at_xdp_is_attached_as_asked() {
-    for (mode, key) in [(Xdp::Generic, 2), (Xdp::Native, 1)] {
+    for (mode, kind) in [(Xdp::Generic, HookKind::XdpGeneric), (Xdp::Native, HookKind::XdpNative)] {
         let lab = Lab::builder().project("v1.18-tcx").xdp("eno1", mode).up().expect("a lab");
-        let mut command = Command::new("ip");
-        command.args(["-j", "link", "show", "eno1"]);
-        let output = lab.exec_in(Ns::Node, &mut command).expect("the node").output().expect("ip");
-        let links: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
-        assert_eq!(links[0]["xdp"]["mode"], key, "{links}");
+        // As inspector's own collector sees it.
+        let found = lab.run_in(Ns::Node, || collect::programs::collect(lab.bpffs(), &[]).0);
+        let found = found.expect("the node");
+        let hooks: Vec<_> = found.hooks.iter().filter(|hook| hook.kind == kind).collect();
+        assert_eq!(hooks.len(), 1, "{hooks:?}");
+        assert_eq!(hooks[0].ifindex, 2, "{hooks:?}");
+        let program = found.programs.iter().find(|program| program.id == hooks[0].program);
+        assert_eq!(program.map(|program| &*program.name), Some("cil_xdp_entry"));
+        let pin = lab.bpffs().join("cilium/devices/eno1/links/cil_xdp_entry");
+        let pinned = found.links.iter().filter(|link| link.kind == "xdp" && !link.defunct);
+        assert_eq!(pinned.map(|link| link.program).collect::<Vec<_>>(), [hooks[0].program]);
+        assert!(pin.exists(), "{}", pin.display());
         // Passed on to the program at tc.
         reach(&lab, "client", "tcp", "192.168.2.20", 443);
     }
