@@ -190,7 +190,7 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
             let elsewhere = note.outside && !note.local;
             if remember(&old, &mut new, elsewhere) != 0
                 || traces::connection::<V6>(&old, &new, &note) != 0
-                || (outside && traces::neighbour::<V6>(&old.source, ctx) != 0)
+                || (outside && neighbour_of::<V6>(ctx, &old.source) != 0)
             {
                 return DROP;
             }
@@ -201,6 +201,12 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
         }
         action => action,
     }
+}
+
+#[inline(never)]
+fn neighbour_of<const V6: bool>(ctx: &TcContext, client: &[u32; 4]) -> i32 {
+    let Ok(mac) = ctx.load(6) else { return 0 };
+    traces::neighbour::<V6>(client, mac)
 }
 
 /// What [`balance`] may say beside an action: the packet is for no service.
@@ -255,14 +261,15 @@ fn balance<const V6: bool>(ctx: &TcContext, old: &Tuple, new: &mut Tuple, note: 
             new.source[0] = LOOPBACK;
         }
     } else if !note.local {
-        if V6 {
-            let (high, low) = (nat_ipv6_high.load(), nat_ipv6_low.load());
-            new.source = halves(high, low);
-        } else {
-            new.source[0] = nat_ipv4.load();
-        }
+        new.source = node_source::<V6>();
     }
     BALANCED
+}
+
+/// The node's address, which connections to backends elsewhere come from.
+#[inline(always)]
+pub fn node_source<const V6: bool>() -> [u32; 4] {
+    if V6 { halves(nat_ipv6_high.load(), nat_ipv6_low.load()) } else { [nat_ipv4.load(), 0, 0, 0] }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "taken apart into halves")]
@@ -277,7 +284,7 @@ fn halves(high: u64, low: u64) -> [u32; 4] {
 /// another client may have the port: then the connection gets another one.
 /// The result is what the kernel said of it.
 #[inline(never)]
-fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> i32 {
+pub fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> i32 {
     let back = reversed(old);
     let mut key = reversed(new);
     let flags = if shared { u64::from(BPF_NOEXIST) } else { 0 };

@@ -28,6 +28,7 @@ mod reject;
 mod service;
 mod socket;
 mod traces;
+mod xdp;
 
 /// Read by the kernel: some helpers are for GPL-compatible programs only.
 #[unsafe(link_section = "license")]

@@ -17,8 +17,8 @@ pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const ETHERNET: u32 = 14;
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
+pub const AF_INET: u8 = 2;
+pub const AF_INET6: u8 = 10;
 
 /// The endpoint is the node itself.
 const ENDPOINT_HOST: u32 = 1;

@@ -6,7 +6,6 @@
 //! fit into the stack of one.
 
 use aya_ebpf::helpers::bpf_ktime_get_ns;
-use aya_ebpf::programs::TcContext;
 
 use crate::config::{world_ipv4, world_ipv6};
 use crate::maps::{
@@ -197,9 +196,8 @@ pub fn connection<const V6: bool>(old: &Tuple, new: &Tuple, note: &Note) -> i32 
 
 /// Notes the MAC address that a client's packet came from. As in Cilium, on a device without
 /// Ethernet headers these are bytes of the packet, of no use to anyone.
-#[inline(never)]
-pub fn neighbour<const V6: bool>(client: &[u32; 4], ctx: &TcContext) -> i32 {
-    let Ok([a, b, c, d, e, f]) = ctx.load::<[u8; 6]>(6) else { return 0 };
+#[inline(always)]
+pub fn neighbour<const V6: bool>(client: &[u32; 4], [a, b, c, d, e, f]: [u8; 6]) -> i32 {
     let mac = [a, b, c, d, e, f, 0, 0];
     let noted =
         if V6 { NEIGHBOURS6.insert(client, mac, 0) } else { NEIGHBOURS4.insert(client[0], mac, 0) };

@@ -60,6 +60,12 @@ const HOOKS: [(&str, u32, &str, &str); 11] = [
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
 const TCX: [u32; 2] = [46, 47];
 
+/// `BPF_XDP`.
+const XDP: u32 = 37;
+
+/// The program for it.
+const XDP_PROGRAM: &str = "cil_xdp_entry";
+
 /// Where the attached programs find those that they tail-call: as in `lab/ebpf/src/device.rs`.
 const CALLS: [(u32, &str); 2] = [(7, "ipv4"), (10, "ipv6")];
 
@@ -152,7 +158,28 @@ pub enum DatapathError {
 pub struct Datapath {
     devices: Vec<OnDevice>,
     hooks: Vec<Hook>,
+    xdp: Vec<(String, Xdp)>,
     settings: Settings,
+}
+
+/// How a program at XDP is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Xdp {
+    /// By the kernel itself, for packets that it has made already. Every action works everywhere.
+    Generic,
+    /// By the device's driver. On a veth device, the other end must be set up for it before a
+    /// packet can be sent from there: passing and dropping work, sending back does not.
+    Native,
+}
+
+impl Xdp {
+    /// `XDP_FLAGS_SKB_MODE` or `XDP_FLAGS_DRV_MODE`.
+    fn flags(self) -> u32 {
+        match self {
+            Self::Generic => 1 << 1,
+            Self::Native => 1 << 2,
+        }
+    }
 }
 
 /// A program on a device.
@@ -283,7 +310,13 @@ impl Datapath {
             // Both new after 1.18.
             unreachable: capture.map("cilium_l2_responder_v6").is_some(),
         };
-        Ok(Some(Self { devices, hooks, settings }))
+        Ok(Some(Self { devices, hooks, xdp: Vec::new(), settings }))
+    }
+
+    /// With the program for XDP on `device` too. No capture has one: with it, Cilium's own choice of
+    /// devices for XDP is a setting.
+    pub fn set_xdp(&mut self, device: &str, mode: Xdp) {
+        self.xdp.push((device.to_owned(), mode));
     }
 
     /// The programs on devices.
@@ -392,11 +425,12 @@ pub fn attach<G>(
         for device in &plan.devices {
             let programs: Vec<&OnDevice> =
                 datapath.devices.iter().filter(|on| on.index == device.index).collect();
-            if programs.is_empty() {
+            let xdp = datapath.xdp.iter().find(|(name, _)| *name == device.name);
+            if programs.is_empty() && xdp.is_none() {
                 continue;
             }
             let _step = step();
-            attach_device(bpffs, plan, datapath, device, &programs)?;
+            attach_device(bpffs, plan, datapath, device, &programs, xdp.map(|(_, mode)| *mode))?;
         }
         if datapath.hooks.is_empty() {
             return Ok(());
@@ -493,6 +527,7 @@ impl Loader {
             Program::SchedClassifier(program) => program.load(),
             Program::CgroupSockAddr(program) => program.load(),
             Program::CgroupSock(program) => program.load(),
+            Program::Xdp(program) => program.load(),
             _ => return Err(self.failed(missing())),
         }
         .map_err(|error| self.failed(error))?;
@@ -524,6 +559,7 @@ fn attach_device(
     datapath: &Datapath,
     device: &Device,
     programs: &[&OnDevice],
+    xdp: Option<Xdp>,
 ) -> Result<(), DatapathError> {
     let loader = Loader::new(bpffs, &device.name);
     let endpoint = match device.kind {
@@ -575,6 +611,13 @@ fn attach_device(
             array.set(index, fd, 0).map_err(|error| loader.failed(error))?;
         }
     }
+    if let Some(mode) = xdp {
+        let fd = loader.program(&mut ebpf, XDP_PROGRAM)?.as_fd();
+        let folder = device.name.replace('.', "-");
+        let pin = bpffs.join(format!("cilium/devices/{folder}/links")).join(XDP_PROGRAM);
+        let object = format!("{XDP_PROGRAM} on {}", device.name);
+        link(fd, device.index, (XDP, mode.flags()), object, &pin)?;
+    }
     for on in programs {
         let fd = loader.program(&mut ebpf, &on.program)?.as_fd();
         match &on.filter {
@@ -588,7 +631,8 @@ fn attach_device(
                 };
                 let target = device.index;
                 let object = format!("{} on {}", on.program, device.name);
-                link(fd, target, TCX[usize::from(on.egress)], object, &links.join(&on.program))?;
+                let kind = (TCX[usize::from(on.egress)], 0);
+                link(fd, target, kind, object, &links.join(&on.program))?;
             }
             Some(filter) => {
                 filter::attach(device.index, on.egress, filter, fd).map_err(|source| {
@@ -618,15 +662,12 @@ fn maglev_size(loader: &Loader, name: &str) -> Result<u32, DatapathError> {
 fn link(
     program: BorrowedFd<'_>,
     target: u32,
-    kind: u32,
+    (kind, flags): (u32, u32),
     object: String,
     pin: &Path,
 ) -> Result<(), DatapathError> {
-    let link = bpf::link_create(program, target, kind).map_err(|source| DatapathError::Attach {
-        call: "BPF_LINK_CREATE",
-        object,
-        source,
-    })?;
+    let link = bpf::link_create(program, target, kind, flags)
+        .map_err(|source| DatapathError::Attach { call: "BPF_LINK_CREATE", object, source })?;
     if let Some(folder) = pin.parent() {
         make_folder(folder)?;
     }
@@ -683,7 +724,7 @@ fn attach_sockets(
         if hook.link {
             let pin = bpffs.join("cilium/socketlb/links/cgroup").join(program);
             let target = cgroup.as_raw_fd().cast_unsigned();
-            link(fd, target, kind, object, &pin)?;
+            link(fd, target, (kind, 0), object, &pin)?;
         } else {
             bpf::prog_attach(fd, cgroup.as_fd(), kind).map_err(|source| DatapathError::Attach {
                 call: "BPF_PROG_ATTACH",

@@ -8,7 +8,7 @@ use std::{
     io::Write,
     net::{IpAddr, SocketAddr, UdpSocket},
     process::{Command, Stdio},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use inspector::cilium::{
@@ -24,8 +24,9 @@ use inspector::cilium::{
     snat::Snat,
     tuple::TupleFlags,
 };
+use inspector::{collect, evidence::programs::HookKind};
 use inspector_lab::{
-    Capture, Lab, MapHandle, Ns, bpf,
+    Capture, Lab, MapHandle, Ns, Xdp, bpf,
     capture::MapSpec,
     lab::exec_outside,
     probe::{Attempt, Outcome},
@@ -531,5 +532,54 @@ fn a_capture_has_all_maps_that_are_filled() {
         ] {
             assert!(capture.map(map).is_some(), "{name}: {map}");
         }
+    }
+}
+
+#[test]
+fn the_program_at_xdp_serves_backends_elsewhere() {
+    let lab = Lab::builder().project("v1.21-tcx").xdp("eno1", Xdp::Generic).up().expect("a lab");
+    // Neighbours are made known, by the program at tc; local backends are its business anyway.
+    leaves(&lab, "client", "tcp", "192.168.2.32", 80, true);
+    leaves(&lab, "client", "tcp", "fd00:2::32", 80, true);
+    leaves(&lab, "client", "tcp", "192.168.2.20", 443, false);
+    leaves(&lab, "client", "udp", "fd00:2::22", 25565, false);
+    // Dropped, and counted as its own.
+    assert!(!connect(&lab, &[attempt("client", "tcp", "192.168.2.34", 80)]).remove(0).ok);
+    let counted = entries(&lab, "cilium_metrics", Metric::decode).into_iter().filter(|metric| {
+        let line_of_ours = metric.file == 4 && metric.reason == 177;
+        line_of_ours && metric.per_cpu.iter().any(|cpu| cpu.packets > 0)
+    });
+    assert_eq!(counted.count(), 1);
+
+    // With the program at tc gone, what it does fails, and what is done at XDP goes on.
+    let links = lab.bpffs().join("cilium/devices/eno1/links");
+    assert!(links.join("cil_xdp_entry").exists());
+    std::fs::remove_file(links.join("cil_from_netdev")).expect("the pin");
+    let start = Instant::now();
+    while connect(&lab, &[attempt("client", "tcp", "192.168.2.20", 443)]).remove(0).ok {
+        assert!(start.elapsed() < Duration::from_secs(5), "it is still attached");
+    }
+    leaves(&lab, "client", "tcp", "192.168.2.32", 80, true);
+    leaves(&lab, "client", "tcp", "fd00:2::32", 80, true);
+}
+
+#[test]
+fn the_program_at_xdp_is_attached_as_asked() {
+    for (mode, kind) in [(Xdp::Generic, HookKind::XdpGeneric), (Xdp::Native, HookKind::XdpNative)] {
+        let lab = Lab::builder().project("v1.18-tcx").xdp("eno1", mode).up().expect("a lab");
+        // As inspector's own collector sees it.
+        let found = lab.run_in(Ns::Node, || collect::programs::collect(lab.bpffs(), &[]).0);
+        let found = found.expect("the node");
+        let hooks: Vec<_> = found.hooks.iter().filter(|hook| hook.kind == kind).collect();
+        assert_eq!(hooks.len(), 1, "{hooks:?}");
+        assert_eq!(hooks[0].ifindex, 2, "{hooks:?}");
+        let program = found.programs.iter().find(|program| program.id == hooks[0].program);
+        assert_eq!(program.map(|program| &*program.name), Some("cil_xdp_entry"));
+        let pin = lab.bpffs().join("cilium/devices/eno1/links/cil_xdp_entry");
+        let pinned = found.links.iter().filter(|link| link.kind == "xdp" && !link.defunct);
+        assert_eq!(pinned.map(|link| link.program).collect::<Vec<_>>(), [hooks[0].program]);
+        assert!(pin.exists(), "{}", pin.display());
+        // Passed on to the program at tc.
+        reach(&lab, "client", "tcp", "192.168.2.20", 443);
     }
 }
