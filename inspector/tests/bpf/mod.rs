@@ -253,6 +253,7 @@ pub struct Code<'a> {
     full_name: Option<&'a str>,
     maps: Vec<&'a Map>,
     tail_call: Option<&'a Map>,
+    writes: Vec<(u32, [u8; 4])>,
     result: i32,
 }
 
@@ -267,6 +268,7 @@ impl<'a> Code<'a> {
             full_name: None,
             maps: vec![],
             tail_call: None,
+            writes: vec![],
             result: -1,
         }
     }
@@ -299,6 +301,12 @@ impl<'a> Code<'a> {
         self
     }
 
+    /// That writes these bytes into the packet at this offset.
+    pub fn writes(mut self, offset: u32, bytes: [u8; 4]) -> Self {
+        self.writes.push((offset, bytes));
+        self
+    }
+
     /// That returns this.
     pub fn returns(mut self, result: i32) -> Self {
         self.result = result;
@@ -322,6 +330,19 @@ impl<'a> Code<'a> {
             instruction(&mut code, 0, 0, 0);
             instruction(&mut code, 0xb7, 0x03, 7);
             instruction(&mut code, 0x85, 0x00, 12);
+        }
+        for &(offset, bytes) in &self.writes {
+            // *(u32 *)(r10 - 4) = bytes
+            code.extend([0x62, 0x0a, 0xfc, 0xff]);
+            code.extend(bytes);
+            // bpf_skb_store_bytes(r1 = r6, r2 = offset, r3 = r10 - 4, r4 = 4, r5 = 0)
+            instruction(&mut code, 0xbf, 0x61, 0);
+            instruction(&mut code, 0xb7, 0x02, offset.cast_signed());
+            instruction(&mut code, 0xbf, 0xa3, 0);
+            instruction(&mut code, 0x07, 0x03, -4);
+            instruction(&mut code, 0xb7, 0x04, 4);
+            instruction(&mut code, 0xb7, 0x05, 0);
+            instruction(&mut code, 0x85, 0x00, 9);
         }
         // r0 = result; exit
         instruction(&mut code, 0xb7, 0x00, self.result);
