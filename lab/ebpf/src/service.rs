@@ -7,6 +7,7 @@ use crate::maps::{
     BACKENDS4, BACKENDS6, SERVICES4, SERVICES6, SOURCE_RANGES4, SOURCE_RANGES6, Service, ServiceKey,
 };
 
+pub const EXTERNAL_IP: u8 = 0x01;
 pub const AFFINITY: u8 = 0x10;
 pub const ROUTABLE: u8 = 0x40;
 pub const CHECK_SOURCE: u8 = 0x80;

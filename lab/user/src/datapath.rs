@@ -263,8 +263,8 @@ impl Datapath {
             hostns_only: flag("--bpf-lb-sock-hostns-only=true"),
             // Cilium 1.16 brought this map, and 1.15 the answer to the client.
             reject: capture.map("cilium_node_map_v2").is_some(),
-            // Both new after 1.18.
-            unreachable: capture.map("cilium_l2_responder_v6").is_some(),
+            // Both new after 1.19.
+            unreachable: capture.map("cilium_devices").is_some(),
         };
         Ok(Some(Self { devices, hooks, settings }))
     }
