@@ -39,6 +39,9 @@ const WEB: &str = "192.168.2.20";
 const ENO1: &str = "forwarded via eno1";
 const WG0: &str = "forwarded via wg0";
 
+/// A VIP with session affinity.
+const STICKY: &str = "192.168.2.23";
+
 /// What simulated packets came to on a path.
 #[track_caller]
 fn simulated(ran: &Ran, port: &str, of: &str) -> Value {
@@ -53,8 +56,11 @@ fn results(simulated: &Value) -> BTreeMap<String, u64> {
     results.iter().map(|(key, value)| (key.clone(), value.as_u64().expect("a number"))).collect()
 }
 
+/// Keys and values of maps, by the maps' names.
+type Contents = BTreeMap<String, BTreeSet<(Vec<u8>, Vec<u8>)>>;
+
 /// Everything that is in the maps that programs write to, but for counters.
-fn contents(node: &Node) -> BTreeMap<String, BTreeSet<(Vec<u8>, Vec<u8>)>> {
+fn contents(node: &Node) -> Contents {
     /// Counters, and the agent's sign of life, which the lab refreshes.
     const MOVING: [&str; 3] = ["cilium_metrics", "cilium_runtime_config", "cilium_policystats"];
     let globals = node.0.bpffs().join("tc/globals");
@@ -89,7 +95,7 @@ fn vips() -> Vec<String> {
 #[test]
 fn simulation_and_maps_agree_on_every_frontend() {
     let mut covered: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for capture in ["v1.21-tcx", "v1.21-l7lb", "v1.18-clsact", "v1.18-proto-any"] {
+    for capture in ["v1.21-tcx", "v1.21-l7lb", "v1.19-tcx", "v1.18-clsact", "v1.18-proto-any"] {
         let node = Node::new(capture);
         let before = contents(&node);
         let mut compared = 0;
@@ -418,7 +424,6 @@ fn layout(name: &str) -> &'static inspector::cilium::layout::Layout {
 #[test]
 fn a_client_that_is_there_is_left_alone() {
     let node = Node::new("v1.21-tcx");
-    const STICKY: &str = "192.168.2.23";
     let client: IpAddr = "192.168.2.99".parse().expect("an address");
     let sessions = node.0.map("cilium_lb4_affinity").expect("the sessions");
     let ran = node.vip(&[STICKY]);
@@ -517,9 +522,9 @@ fn long_run(node: &Node) -> Child {
     // SAFETY: between fork and exec the closure makes one system call and allocates nothing.
     unsafe {
         command.pre_exec(|| {
-            let mut none = std::mem::zeroed();
-            libc::sigemptyset(&raw mut none);
-            libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
+            let mut empty = std::mem::zeroed();
+            libc::sigemptyset(&raw mut empty);
+            libc::sigprocmask(libc::SIG_SETMASK, &raw const empty, std::ptr::null_mut());
             Ok(())
         });
     }

@@ -12,6 +12,7 @@ use crate::maps::{
 };
 use crate::traces::now;
 
+pub const EXTERNAL_IP: u8 = 0x01;
 pub const AFFINITY: u8 = 0x10;
 pub const ROUTABLE: u8 = 0x40;
 pub const CHECK_SOURCE: u8 = 0x80;

@@ -172,6 +172,13 @@ fn forward<const V6: bool>(ctx: *mut bpf_sock_addr) -> i32 {
         }
         return REFUSE;
     }
+    // No service may take over an address of someone else. A real one asks the IP cache whether it
+    // is the node's own.
+    if found.service.flags & service::EXTERNAL_IP != 0
+        && !packet::endpoint::<V6>(&address).is_some_and(packet::is_node)
+    {
+        return ALLOW;
+    }
     // SAFETY: the context is the one that this program was given.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.cast()) };
     #[expect(clippy::cast_possible_truncation, reason = "taken apart into halves")]

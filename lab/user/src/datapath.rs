@@ -307,8 +307,8 @@ impl Datapath {
             reject: capture.map("cilium_node_map_v2").is_some(),
             // 1.16 too.
             metrics_say_where: capture.map("cilium_node_map_v2").is_some(),
-            // Both new after 1.18.
-            unreachable: capture.map("cilium_l2_responder_v6").is_some(),
+            // Both new after 1.19.
+            unreachable: capture.map("cilium_devices").is_some(),
         };
         Ok(Some(Self { devices, hooks, xdp: Vec::new(), settings }))
     }
