@@ -6,6 +6,7 @@
 
 mod device;
 mod error;
+pub mod observe;
 pub mod sighting;
 pub mod tc;
 
