@@ -1,4 +1,6 @@
 //! inspector's eBPF programs: one object file, of which user space loads what it needs.
+//!
+//! None of them decides about a packet or changes one.
 #![no_std]
 #![no_main]
 #![expect(
@@ -6,7 +8,12 @@
     reason = "a call in BPF takes no more than five registers and 512 bytes of stack in all"
 )]
 
-mod arrival;
+mod emit;
+mod kernel;
+mod probe;
+mod tc;
+mod tracepoint;
+mod watched;
 
 /// Read by the kernel: helpers for GPL-compatible programs only are used.
 #[unsafe(link_section = "license")]
