@@ -483,6 +483,48 @@ fn tracepoints_see_packets_of_this_network_namespace_alone() {
 }
 
 #[test]
+fn resets_and_errors_that_the_stack_sends_are_seen_with_their_packet() {
+    let own: IpAddr = "192.0.2.10".parse().expect("it");
+    let (node, client) = node_and_client();
+    node.run(|| {
+        let mut observers = start(&Plan {
+            addresses: vec![Watched { address: own, port: None }],
+            ingress: Vec::new(),
+            tiers: [Tier::Tracepoint].into(),
+            ..plan(DEVICE)
+        });
+        client.run(|| {
+            send_syn((CLIENT_V4, 40002).into(), (own, 443).into());
+            send_udp((CLIENT_V4, 40001).into(), (own, 53).into(), b"hello");
+        });
+        let deadline = Instant::now() + Duration::from_secs(5);
+        let mut seen: Vec<Sighting> = Vec::new();
+        let find = |seen: &[Sighting], hook| seen.iter().find(|one| one.hook == hook).cloned();
+        let (reset, error) = loop {
+            while let Some(sighting) = observers.next().expect("event") {
+                seen.push(sighting);
+            }
+            let both = (find(&seen, Hook::TcpReset), find(&seen, Hook::IcmpSend));
+            if let (Some(reset), Some(error)) = both {
+                break (reset, error);
+            }
+            assert!(Instant::now() < deadline, "{seen:#?}");
+            observers.wait(Duration::from_millis(100)).expect("wait");
+        };
+        assert_eq!(packet(&reset).ports, Some((40002, 443)));
+        assert_eq!(reset.ifindex, index(DEVICE));
+        assert_eq!(packet(&error).ports, Some((40001, 53)));
+        assert_eq!(error.detail.as_deref(), Some("type 3, code 3"));
+        let dropped: BTreeSet<_> = seen
+            .iter()
+            .filter(|one| one.hook == Hook::Drop)
+            .filter_map(|one| one.detail.as_deref())
+            .collect();
+        assert!(dropped.contains("NO_SOCKET"), "{dropped:?}");
+    });
+}
+
+#[test]
 fn events_that_find_no_room_are_counted_as_lost() {
     const SENT: u64 = 200;
     let (node, client) = node_and_client();
