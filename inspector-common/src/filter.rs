@@ -34,30 +34,30 @@ pub struct Head {
     pub source: Address,
     /// Destination address.
     pub destination: Address,
-    /// What follows the IP header: the transport protocol, or IPv6's first extension header.
-    pub next: u8,
-    /// Whether it is a fragment without transport header (IPv4; of IPv6 an extension header says
-    /// it).
+    /// The transport protocol, behind IPv6's extension headers.
+    pub protocol: u8,
+    /// Whether it is a fragment without transport header.
     pub is_later: bool,
-    /// Offset of what follows the IP header and IPv4's options, bytes.
+    /// Offset of the transport header, bytes.
     pub end: u32,
 }
 
-/// More extension headers than this are not followed.
-const EXTENSION_HEADERS: u32 = 6;
+/// More extension headers than this are not followed, and those of quoted packets are not: each one
+/// more makes the verifier's work longer. Ports and types are then those of no protocol.
+const EXTENSION_HEADERS: u32 = 4;
 
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
 impl Head {
-    /// Reads the IP header at `at`; nothing if there is none.
+    /// Reads the IP header that the packet begins with; nothing if there is none.
     #[inline(always)]
-    pub fn read<S: Source>(packet: &S, at: u32) -> Option<Self> {
-        let [first] = packet.words::<1>(at)?;
+    pub fn read<S: Source>(packet: &S) -> Option<Self> {
+        let [first] = packet.words::<1>(0)?;
         match first.to_ne_bytes()[0] >> 4 {
-            4 => Self::v4(packet, at),
-            6 => Self::v6(packet, at),
+            4 => Self::v4(packet, 0),
+            6 => Self::v6(packet),
             _ => None,
         }
     }
@@ -74,16 +74,38 @@ impl Head {
         Some(Self {
             source: Address::v4(source),
             destination: Address::v4(destination),
-            next: third.to_ne_bytes()[1],
+            protocol: third.to_ne_bytes()[1],
             is_later: high & 0x1f != 0 || low != 0,
             // Whoever reads all of it will see that less is wrong.
             end: at + u32::from(version_length & 0xf).max(5) * 4,
         })
     }
 
-    /// Reads the IPv6 header at `at`; nothing if there is none.
+    /// Reads the IPv6 header that the packet begins with, and goes over its extension headers;
+    /// nothing if there is none.
     #[inline(always)]
-    pub fn v6<S: Source>(packet: &S, at: u32) -> Option<Self> {
+    pub fn v6<S: Source>(packet: &S) -> Option<Self> {
+        let mut head = Self::v6_fixed(packet, 0)?;
+        for _ in 0..EXTENSION_HEADERS {
+            if head.is_later || !is_extension(head.protocol) {
+                break;
+            }
+            let [word] = packet.words::<1>(head.end)?;
+            let [following, units, high, low] = word.to_ne_bytes();
+            let (units, is_fragment) = (u32::from(units), head.protocol == FRAGMENT);
+            head.end += match head.protocol {
+                FRAGMENT => 8,
+                AUTHENTICATION => (units + 2) * 4,
+                _ => (units + 1) * 8,
+            };
+            head.is_later = is_fragment && (high != 0 || low & 0xf8 != 0);
+            head.protocol = following;
+        }
+        Some(head)
+    }
+
+    #[inline(always)]
+    fn v6_fixed<S: Source>(packet: &S, at: u32) -> Option<Self> {
         let [first, second, a, b, c, d, e, f, g, h] = packet.words::<10>(at)?;
         if first.to_ne_bytes()[0] >> 4 != 6 {
             return None;
@@ -91,39 +113,15 @@ impl Head {
         Some(Self {
             source: Address::v6([a, b, c, d]),
             destination: Address::v6([e, f, g, h]),
-            next: second.to_ne_bytes()[2],
+            protocol: second.to_ne_bytes()[2],
             is_later: false,
             end: at + 40,
         })
     }
 
-    /// Goes over IPv6's extension headers: the transport protocol, its offset, and whether it is
-    /// missing because this is a later fragment.
     #[inline(always)]
-    fn transport<S: Source>(&self, packet: &S) -> Option<(u8, u32, bool)> {
-        let (mut next, mut at) = (self.next, self.end);
-        if self.destination.family == 4 {
-            return Some((next, at, self.is_later));
-        }
-        for _ in 0..EXTENSION_HEADERS {
-            if !is_extension(next) {
-                return Some((next, at, false));
-            }
-            let [word] = packet.words::<1>(at)?;
-            let [following, units, high, low] = word.to_ne_bytes();
-            let units = u32::from(units);
-            at += match next {
-                FRAGMENT => 8,
-                AUTHENTICATION => (units + 2) * 4,
-                _ => (units + 1) * 8,
-            };
-            let is_later = next == FRAGMENT && (high != 0 || low & 0xf8 != 0);
-            next = following;
-            if is_later {
-                return Some((next, at, true));
-            }
-        }
-        None
+    const fn is_v6(&self) -> bool {
+        self.destination.family == 6
     }
 
     /// Whether the packet matters: by its own addresses and ports, or by those that an ICMP error
@@ -131,9 +129,11 @@ impl Head {
     #[inline(always)]
     pub fn matters<S: Source, W: Sets>(&self, packet: &S, sets: &W) -> bool {
         self.pair_matters(packet, sets)
-            || self.quoted(packet).is_some_and(|at| match Self::read(packet, at) {
-                Some(quoted) => quoted.pair_matters(packet, sets),
-                None => false,
+            || self.quoted(packet).is_some_and(|at| {
+                // The family of both is the same.
+                let quoted =
+                    if self.is_v6() { Self::v6_fixed(packet, at) } else { Self::v4(packet, at) };
+                quoted.is_some_and(|quoted| quoted.pair_matters(packet, sets))
             })
     }
 
@@ -156,14 +156,14 @@ impl Head {
         if (to | from) & role::SOME_PORTS == 0 {
             return false;
         }
-        let Some((protocol, at, is_later)) = self.transport(packet) else { return false };
-        if is_later {
+        if self.is_later {
             return true;
         }
+        let protocol = self.protocol;
         if !matches!(protocol, TCP | UDP | SCTP) {
             return false;
         }
-        let Some([ports]) = packet.words::<1>(at) else { return false };
+        let Some([ports]) = packet.words::<1>(self.end) else { return false };
         let [a, b, c, d] = ports.to_ne_bytes();
         let endpoint = |address, port| Endpoint { address, port, protocol, reserved: 0 };
         to & role::SOME_PORTS != 0
@@ -175,8 +175,8 @@ impl Head {
     /// Offset of the packet that this one quotes, if it is an ICMP error.
     #[inline(always)]
     fn quoted<S: Source>(&self, packet: &S) -> Option<u32> {
-        let is_v6 = self.destination.family == 6;
-        if self.is_later || self.next != if is_v6 { ICMPV6 } else { ICMP } {
+        let is_v6 = self.is_v6();
+        if self.is_later || self.protocol != if is_v6 { ICMPV6 } else { ICMP } {
             return None;
         }
         let [word] = packet.words::<1>(self.end)?;
@@ -186,7 +186,7 @@ impl Head {
     /// The address that a neighbour solicitation asks for.
     #[inline(always)]
     pub fn solicited<S: Source>(&self, packet: &S) -> Option<Address> {
-        if self.next != ICMPV6 || self.destination.family != 6 {
+        if self.is_later || self.protocol != ICMPV6 || !self.is_v6() {
             return None;
         }
         let [word] = packet.words::<1>(self.end)?;
@@ -202,23 +202,18 @@ impl Head {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "HEADER_BYTES is small")]
     pub fn header_length<S: Source>(&self, packet: &S, length: u32) -> u32 {
-        let end = match self.transport(packet) {
-            None => self.end,
-            Some((_, at, true)) => at,
-            Some((protocol, at, false)) => {
-                at + match protocol {
-                    TCP => match packet.words::<1>(at + 12) {
-                        Some([word]) => u32::from((word.to_ne_bytes()[0] >> 4).max(5)) * 4,
-                        None => 0,
-                    },
-                    UDP => 8,
-                    SCTP => 12,
-                    ICMP | ICMPV6 => self.icmp_length(packet),
-                    _ => 0,
-                }
-            }
+        let more = match self.protocol {
+            _ if self.is_later => 0,
+            TCP => match packet.words::<1>(self.end + 12) {
+                Some([word]) => u32::from((word.to_ne_bytes()[0] >> 4).max(5)) * 4,
+                None => 0,
+            },
+            UDP => 8,
+            SCTP => 12,
+            ICMP | ICMPV6 => self.icmp_length(packet),
+            _ => 0,
         };
-        end.min(length).min(HEADER_BYTES as u32)
+        (self.end + more).min(length).min(HEADER_BYTES as u32)
     }
 
     #[inline(always)]

@@ -108,8 +108,6 @@ impl Report {
             gateway,
         } = *self;
         let event = entry.as_mut_ptr();
-        // The verifier wants to see the bounds right where they matter.
-        let headers = headers.min(HEADER_BYTES as u32);
         // SAFETY: the entry has room for one event, of which every byte is written here.
         unsafe {
             (&raw mut (*event).monotonic_ns).write(bpf_ktime_get_ns());
@@ -130,8 +128,13 @@ impl Report {
             for at in 0..HEADER_BYTES / 8 {
                 words.add(at).write(0);
             }
-            let used = headers != 0 && copy(words.cast(), headers);
-            (&raw mut (*event).header_length).write(if used { headers as u8 } else { 0 });
+            // Read back, so that the verifier forgets on which of a thousand ways the length came
+            // to be: it would go over all of them again for the copy's sake.
+            (&raw mut (*event).header_length).write_volatile(headers as u8);
+            let headers = u32::from((&raw const (*event).header_length).read_volatile());
+            if headers == 0 || !copy(words.cast(), headers) {
+                (&raw mut (*event).header_length).write(0);
+            }
         }
         entry.submit(0);
     }

@@ -8,19 +8,21 @@ use crate::emit::{Copy, Report};
 use crate::tc::{ARP_LENGTH, VLAN_TAGS, arp_target, ethertype};
 use crate::watched::{Watched, is_neighbour, setting};
 
-/// Reads a value of the kernel's; nothing if there is none at this address.
+/// Reads a value of the kernel's: zeros if there is none at this address, which nothing here takes
+/// for something. (It is not asked whether there was one: every question doubles the ways that the
+/// verifier has to go.)
 #[inline(always)]
-pub fn read<T: Default + core::marker::Copy>(address: u64) -> Option<T> {
+pub fn read<T: Default + core::marker::Copy>(address: u64) -> T {
     let mut value = T::default();
-    // SAFETY: the helper checks the address itself and writes no more than the value's size.
-    let result = unsafe {
+    // SAFETY: the helper checks the address itself and writes all of the value, and no more.
+    unsafe {
         bpf_probe_read_kernel(
             (&raw mut value).cast(),
             size_of::<T>() as u32,
             address as *const core::ffi::c_void,
-        )
-    };
-    (result == 0).then_some(value)
+        );
+    }
+    value
 }
 
 /// Reads a member of a structure.
@@ -51,19 +53,18 @@ pub struct Packet {
 impl Source for Packet {
     #[inline(always)]
     fn words<const N: usize>(&self, offset: u32) -> Option<[u32; N]> {
-        if offset > HEADER_BYTES as u32 * 2 || offset + N as u32 * 4 > self.available {
-            return None;
-        }
         let mut words = [0_u32; N];
-        // SAFETY: the helper checks the address itself; the buffer has this length.
-        let result = unsafe {
+        // Beyond the packet's end there may be what another one has left, which decides about no
+        // more than whether this one is reported.
+        // SAFETY: the helper checks the address itself and writes all of the buffer, and no more.
+        unsafe {
             bpf_probe_read_kernel(
                 words.as_mut_ptr().cast(),
                 N as u32 * 4,
                 (self.start + u64::from(offset)) as *const core::ffi::c_void,
-            )
-        };
-        (result == 0).then_some(words)
+            );
+        }
+        Some(words)
     }
 }
 
@@ -73,6 +74,9 @@ impl Copy for Packet {
         if length > self.available {
             return false;
         }
+        // What the compiler knows of the length it does not write down; the verifier has to see it.
+        let length = (core::hint::black_box(u64::from(length) - 1) & (HEADER_BYTES as u64 - 1)) + 1;
+        let length = length as u32;
         // SAFETY: as above; the caller promises the room.
         unsafe {
             bpf_probe_read_kernel(to.cast(), length, self.start as *const core::ffi::c_void) == 0
@@ -94,7 +98,7 @@ enum Found {
 
 #[inline(always)]
 fn find(skb: u64, place: Place) -> Option<(Packet, u16)> {
-    let mut protocol: u16 = member!(skb, skb_protocol)?;
+    let mut protocol: u16 = member!(skb, skb_protocol);
     if !matches!(
         protocol,
         ethertype::IPV4
@@ -105,17 +109,17 @@ fn find(skb: u64, place: Place) -> Option<(Packet, u16)> {
     ) {
         return None;
     }
-    let head: u64 = member!(skb, skb_head)?;
-    let data: u64 = member!(skb, skb_data)?;
+    let head: u64 = member!(skb, skb_head);
+    let data: u64 = member!(skb, skb_data);
     let mut start = data;
     if place == Place::Network {
-        let network: u16 = member!(skb, skb_network_header)?;
+        let network: u16 = member!(skb, skb_network_header);
         if network != 0 {
             start = head + u64::from(network);
         }
     }
-    let tail: u32 = member!(skb, skb_tail)?;
-    let length: u32 = member!(skb, skb_len)?;
+    let tail: u32 = member!(skb, skb_tail);
+    let length: u32 = member!(skb, skb_len);
     let end = head + u64::from(tail);
     if start >= end {
         return None;
@@ -147,7 +151,7 @@ fn look(packet: &Packet, protocol: u16) -> Option<Found> {
         return is_neighbour(&address).then_some(Found::Question(address, None));
     }
     // The tag's ethertype stands in the place of the protocol where the tag is in the packet.
-    let head = Head::read(packet, 0)?;
+    let head = Head::read(packet)?;
     if let Some(address) = head.solicited(packet)
         && is_neighbour(&address)
     {
@@ -165,10 +169,8 @@ pub fn packet(tier: u8, at: u8, skb: u64, place: Place, value: Option<u32>) {
     let mut report = Report::new(tier, at);
     report.skb = skb;
     report.ifindex = ifindex;
-    if let Some(mark) = member!(skb, skb_mark) {
-        report.mark = mark;
-        report.flags |= FLAG_MARK;
-    }
+    report.mark = member!(skb, skb_mark);
+    report.flags |= FLAG_MARK;
     if let Some(value) = value {
         report.value = value;
         report.flags |= inspector_common::observe::FLAG_VALUE;
@@ -195,28 +197,23 @@ pub fn packet(tier: u8, at: u8, skb: u64, place: Place, value: Option<u32>) {
 /// Reports what happens to a neighbour, with the packet that it happens for where there is one.
 #[inline(always)]
 pub fn neighbour(tier: u8, at: u8, neigh: u64, skb: u64, state: Option<u32>) {
-    let Some(table) = member!(neigh, neigh_table) else { return };
+    let table = member!(neigh, neigh_table);
     let key = neigh + u64::from(setting!(offsets.neigh_key));
     let Some(address) = key_of(table, key) else { return };
     if !is_neighbour(&address) {
         return;
     }
-    let Some(ifindex) = member!(neigh, neigh_dev).and_then(index_of) else { return };
+    let Some(ifindex) = index_of(member!(neigh, neigh_dev)) else { return };
     let mut report = Report::new(tier, at);
     report.neighbour = address;
     report.ifindex = ifindex;
-    let state = match state {
-        Some(state) => Some(state),
-        None => member!(neigh, neigh_state).map(|state: u8| u32::from(state)),
-    };
-    if let Some(state) = state {
-        report.value = state;
-        report.flags |= inspector_common::observe::FLAG_VALUE;
-    }
+    let now: u8 = member!(neigh, neigh_state);
+    report.value = state.unwrap_or(u32::from(now));
+    report.flags |= inspector_common::observe::FLAG_VALUE;
     report.skb = skb;
     if skb != 0
         && let Some((packet, _)) = find(skb, Place::Network)
-        && let Some(head) = Head::read(&packet, 0)
+        && let Some(head) = Head::read(&packet)
     {
         report.packet(&packet, &head);
         return;
@@ -227,9 +224,9 @@ pub fn neighbour(tier: u8, at: u8, neigh: u64, skb: u64, state: Option<u32>) {
 /// The key of a neighbour in a table of the kernel's.
 #[inline(always)]
 pub fn key_of(table: u64, key: u64) -> Option<Address> {
-    match member!(table, table_key_len)? {
-        4_u32 => read(key).map(Address::v4),
-        16 => read(key).map(Address::v6),
+    match member!(table, table_key_len) {
+        4_u32 => Some(Address::v4(read(key))),
+        16 => Some(Address::v6(read(key))),
         _ => None,
     }
 }
@@ -237,36 +234,32 @@ pub fn key_of(table: u64, key: u64) -> Option<Address> {
 /// Index of a device, if it is in the watched network namespace.
 #[inline(always)]
 pub fn index_of(device: u64) -> Option<u32> {
-    if device == 0 || !is_ours(member!(device, dev_net)?) {
-        return None;
-    }
-    member!(device, dev_ifindex)
+    is_ours(member!(device, dev_net)).then(|| member!(device, dev_ifindex))
 }
 
 /// Whether a network namespace is the watched one.
 #[inline(always)]
 pub fn is_ours(net: u64) -> bool {
-    net != 0 && member!(net, net_inum) == Some(setting!(netns))
+    let inum: u32 = member!(net, net_inum);
+    inum == setting!(netns)
 }
 
 /// Index of a packet's device, if the packet is in the watched network namespace; 0 if it is there
 /// but has no device. A packet that has neither device nor socket nor route is nobody's.
 #[inline(always)]
 fn device(skb: u64) -> Option<u32> {
-    let device: u64 = member!(skb, skb_dev).unwrap_or(0);
-    let net: u64 = member!(device, dev_net).unwrap_or(0);
-    let inum: u32 = if net == 0 { 0 } else { member!(net, net_inum).unwrap_or(0) };
+    let device: u64 = member!(skb, skb_dev);
+    let net: u64 = member!(device, dev_net);
+    let inum: u32 = member!(net, net_inum);
     if inum != 0 {
-        return if inum == setting!(netns) { member!(device, dev_ifindex) } else { None };
+        return (inum == setting!(netns)).then(|| member!(device, dev_ifindex));
     }
     // Not a device: the place is used for other things while a socket has the packet.
-    let route: u64 = member!(skb, skb_refdst)?;
+    let route: u64 = member!(skb, skb_refdst);
     let route = route & !1;
-    if route != 0
-        && let Some(device) = member!(route, dst_dev)
-    {
-        return index_of(device);
+    if route != 0 {
+        return index_of(member!(route, dst_dev));
     }
-    let socket: u64 = member!(skb, skb_sk)?;
-    if socket != 0 && is_ours(member!(socket, sk_net)?) { Some(0) } else { None }
+    let socket: u64 = member!(skb, skb_sk);
+    (socket != 0 && is_ours(member!(socket, sk_net))).then_some(0)
 }

@@ -73,16 +73,18 @@ impl Source for Packet {
     #[inline(always)]
     fn words<const N: usize>(&self, offset: u32) -> Option<[u32; N]> {
         let mut words = [0_u32; N];
+        // What is not there is read as zeros, which are no IP header. (It is not asked whether
+        // something was: every question doubles the ways that the verifier has to go.)
         // SAFETY: the kernel hands a valid __sk_buff to a classifier; the buffer has this length.
-        let result = unsafe {
+        unsafe {
             bpf_skb_load_bytes(
                 self.skb.cast(),
                 self.at + offset,
                 words.as_mut_ptr().cast(),
                 N as u32 * 4,
-            )
-        };
-        (result == 0).then_some(words)
+            );
+        }
+        Some(words)
     }
 }
 
@@ -122,7 +124,7 @@ fn look<const LINK: u32, const HOOK: u8>(ctx: &TcContext) {
     let asks = if HOOK == hook::TC_EGRESS { hook::NEIGH_SOLICIT } else { HOOK };
     let head = match protocol {
         ethertype::IPV4 => Head::v4(&packet, 0),
-        ethertype::IPV6 => Head::v6(&packet, 0),
+        ethertype::IPV6 => Head::v6(&packet),
         ethertype::ARP => {
             if let Some(address) = arp_target(&packet)
                 && is_neighbour(&address)

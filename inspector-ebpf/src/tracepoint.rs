@@ -96,7 +96,8 @@ pub fn tp_neigh_update(ctx: RawTracePointContext) -> i32 {
 #[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_neigh_timer_handler(ctx: RawTracePointContext) -> i32 {
     let neigh = ctx.arg(0);
-    if member!(neigh, neigh_state) == Some(FAILED) {
+    let state: u8 = member!(neigh, neigh_state);
+    if state == FAILED {
         neighbour(tier::TRACEPOINT, hook::NEIGH_UPDATE, neigh, 0, Some(u32::from(FAILED)));
     }
     0
@@ -117,13 +118,13 @@ fn fib4(ctx: &RawTracePointContext) -> Option<()> {
     if hop == 0 {
         return None;
     }
-    let destination = Address::v4(member!(flow, flow4_destination)?);
-    let source = Address::v4(member!(flow, flow4_source)?);
+    let destination = Address::v4(member!(flow, flow4_destination));
+    let source = Address::v4(member!(flow, flow4_source));
     if !is_neighbour(&destination) && !is_neighbour(&source) {
         return None;
     }
-    let protocol = member!(flow, flow4_protocol)?;
-    let mark = member!(flow, flow4_mark)?;
+    let protocol = member!(flow, flow4_protocol);
+    let mark = member!(flow, flow4_mark);
     route(hop, source, destination, protocol, mark)
 }
 
@@ -138,26 +139,26 @@ pub fn tp_fib6_table_lookup(ctx: RawTracePointContext) -> i32 {
 #[inline(always)]
 fn fib6(ctx: &RawTracePointContext) -> Option<()> {
     let (result, flow): (u64, u64) = (ctx.arg(1), ctx.arg(3));
-    let destination = Address::v6(member!(flow, flow6_destination)?);
-    let source = Address::v6(member!(flow, flow6_source)?);
+    let destination = Address::v6(member!(flow, flow6_destination));
+    let source = Address::v6(member!(flow, flow6_source));
     if !is_neighbour(&destination) && !is_neighbour(&source) || !is_ours(ctx.arg(0)) {
         return None;
     }
-    let hop: u64 = member!(result, result6_hop)?;
-    let flags: u32 = member!(result, result6_flags)?;
+    let hop: u64 = member!(result, result6_hop);
+    let flags: u32 = member!(result, result6_flags);
     // Where nothing is found there is an entry all the same, that rejects.
     if hop == 0 || flags & REJECT != 0 {
         return None;
     }
-    let protocol = member!(flow, flow6_protocol)?;
-    let mark = member!(flow, flow6_mark)?;
+    let protocol = member!(flow, flow6_protocol);
+    let mark = member!(flow, flow6_mark);
     route(hop + u64::from(setting!(offsets.hop6_common)), source, destination, protocol, mark)
 }
 
 /// Reports a route; `hop` is a `fib_nh_common`.
 #[inline(always)]
 fn route(hop: u64, source: Address, destination: Address, protocol: u8, mark: u32) -> Option<()> {
-    let ifindex = index_of(member!(hop, hop_dev)?)?;
+    let ifindex = index_of(member!(hop, hop_dev))?;
     let mut report = Report::new(tier::TRACEPOINT, hook::ROUTE);
     report.ifindex = ifindex;
     report.neighbour = destination;
@@ -166,9 +167,9 @@ fn route(hop: u64, source: Address, destination: Address, protocol: u8, mark: u3
     report.mark = mark;
     report.flags = FLAG_FLOW | FLAG_MARK;
     let gateway = hop + u64::from(setting!(offsets.hop_gateway));
-    report.gateway = match member!(hop, hop_gateway_family)? {
-        2_u8 => Address::v4(read(gateway)?),
-        10 => Address::v6(read(gateway)?),
+    report.gateway = match member!(hop, hop_gateway_family) {
+        2_u8 => Address::v4(read(gateway)),
+        10 => Address::v6(read(gateway)),
         _ => Address::NONE,
     };
     // No value; said here so that whoever adds one thinks of the flag.
