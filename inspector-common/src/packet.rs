@@ -262,37 +262,37 @@ pub const fn is_extension(next: u8) -> bool {
     )
 }
 
-/// Reads the transport header behind `headers_length` bytes of IP headers, which are no more than
+/// Reads the transport header behind `before` bytes of IP headers, which are no more than
 /// `details.length`.
 fn transport<P: Bytes + ?Sized>(
     packet: &P,
-    headers_length: u32,
+    before: u32,
     is_later_fragment: bool,
     mut details: Details,
     is_quoted: bool,
     is_v6: bool,
 ) -> Result<Details, Malformed> {
-    let length = details.length - headers_length;
+    let length = details.length - before;
     details.payload_length = length;
     if is_later_fragment {
         return Ok(details);
     }
-    let header_length = match details.protocol {
-        TCP => match packet.load::<14>(headers_length) {
+    let own = match details.protocol {
+        TCP => match packet.load::<14>(before) {
             Some(header) => {
                 let word = |at: usize| {
                     u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
                 };
                 details.tcp = Some((word(4), word(8), header[13]));
-                let header_length = u32::from(header[12] >> 4) * 4;
-                if header_length < 20 {
+                let own = u32::from(header[12] >> 4) * 4;
+                if own < 20 {
                     return Err(Malformed::TransportHeader);
                 }
-                header_length
+                own
             }
             None if is_quoted => {
                 details.tcp = packet
-                    .load::<4>(headers_length + 4)
+                    .load::<4>(before + 4)
                     .map(|sequence| (u32::from_be_bytes(sequence), 0, 0));
                 20
             }
@@ -301,31 +301,30 @@ fn transport<P: Bytes + ?Sized>(
         UDP => 8,
         SCTP => 12,
         ICMP | ICMPV6 => {
-            let [kind, code] =
-                packet.load::<2>(headers_length).ok_or(Malformed::TransportHeader)?;
+            let [kind, code] = packet.load::<2>(before).ok_or(Malformed::TransportHeader)?;
             if length < 8 {
                 return Err(Malformed::TransportHeader);
             }
             details.icmp = Some((kind, code));
             details.payload_length = length - 8;
             if is_icmp_error(is_v6, kind) {
-                details.quoted = Some(headers_length + 8);
+                details.quoted = Some(before + 8);
             }
             return Ok(details);
         }
         _ => return Ok(details),
     };
-    if header_length > length {
+    if own > length {
         return Err(Malformed::TransportHeader);
     }
-    match packet.load::<4>(headers_length) {
+    match packet.load::<4>(before) {
         Some([a, b, c, d]) => {
             details.ports = Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])));
         }
         None if is_quoted => {}
         None => return Err(Malformed::TransportHeader),
     }
-    details.payload_length = length - header_length;
+    details.payload_length = length - own;
     Ok(details)
 }
 

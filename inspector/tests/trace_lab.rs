@@ -124,7 +124,7 @@ fn told(seen: &[Sighting]) -> String {
             );
             if let Some(packet) = &one.packet {
                 let Packet { source, destination, ports, tcp, .. } = packet;
-                line += &format!(" {source} > {destination} {ports:?} {tcp:?}");
+                line = format!("{line} {source} > {destination} {ports:?} {tcp:?}");
             }
             for part in [format!("{:?}", one.neighbour), format!("{:?}", one.flow)] {
                 line += &part.replace("None", "");

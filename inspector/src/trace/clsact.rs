@@ -314,7 +314,7 @@ fn is_empty(socket: libc::c_int, list: &[u8]) -> bool {
     if !send(socket, list) {
         return false;
     }
-    let mut buffer = [0_u8; 32 * 1024];
+    let mut buffer = [0_u8; 16 * 1024];
     let mut empty = true;
     loop {
         let Some(length) = receive(socket, &mut buffer) else { return false };
