@@ -276,6 +276,11 @@ impl Observers {
         if wants(Tier::Kprobe) {
             status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced));
         }
+        if wants(Tier::Program) {
+            let why = "this version does not trace the entry and exit of Cilium's own programs";
+            let hook = "entry and exit of Cilium's programs".to_owned();
+            status.push(self::status(Tier::Program, Vec::new(), vec![(hook, why.to_owned())]));
+        }
         Ok(Self {
             clsact,
             counts: take(&mut ebpf, name::COUNTS)?,
