@@ -184,6 +184,7 @@ pub struct Event {
 // The compiler would pad silently, and padding would carry kernel memory to user space.
 const _: () = assert!(size_of::<Event>() == 16 + 3 * 20 + 4 * 4 + 12 + HEADER_BYTES);
 const _: () = assert!(size_of::<Event>().is_multiple_of(8));
+const _: () = assert!(core::mem::offset_of!(Event, headers).is_multiple_of(8));
 const _: () = assert!(size_of::<Address>() == 20);
 const _: () = assert!(size_of::<Endpoint>() == 24);
 

@@ -83,6 +83,10 @@ impl Report {
     }
 
     #[inline(always)]
+    #[expect(
+        clippy::cast_ptr_alignment,
+        reason = "the headers begin at a multiple of eight of an event that is aligned so"
+    )]
     fn put(&self, length: u32, copy: impl FnOnce(*mut u8, u32) -> bool, headers: u32) {
         let Some(count) = COUNTS.get_ptr_mut(slot(self.tier, self.hook)) else { return };
         // SAFETY: an element of a per-CPU array lives as long as the program. Should an interrupt

@@ -183,12 +183,11 @@ pub fn packet(tier: u8, at: u8, skb: u64, place: Place, value: Option<u32>) {
             if at == hook::QUEUE {
                 report.hook = hook::NEIGH_SOLICIT;
             }
-            match head {
-                Some(head) => report.packet(&packet, &head),
-                None => {
-                    report.flags |= FLAG_ARP;
-                    report.first(&packet, ARP_LENGTH);
-                }
+            if let Some(head) = head {
+                report.packet(&packet, &head);
+            } else {
+                report.flags |= FLAG_ARP;
+                report.first(&packet, ARP_LENGTH);
             }
         }
     }

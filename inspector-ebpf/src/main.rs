@@ -4,6 +4,10 @@
 #![no_std]
 #![no_main]
 #![expect(
+    clippy::cast_possible_truncation,
+    reason = "sizes are small, lengths of packets fit, and the kernel keeps short numbers in long words"
+)]
+#![expect(
     clippy::inline_always,
     reason = "a call in BPF takes no more than five registers and 512 bytes of stack in all"
 )]
