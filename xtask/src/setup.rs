@@ -7,7 +7,7 @@
 //! apt configuration: nothing is installed in the system and no package list of the system
 //! changes.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
@@ -18,6 +18,7 @@ use crate::process;
 use crate::toolchain::{self, BPF_LINKER_VERSION};
 
 mod debian;
+pub mod machines;
 
 /// The cargo-deny that `cargo xtask lint` uses.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -70,6 +71,37 @@ fn netfilter() -> Result<()> {
     )?;
     eprintln!("iptables and nftables: unpacked ({})", root.display());
     Ok(())
+}
+
+/// A file that one process on this machine holds at a time; free again when the process ends,
+/// however it ends.
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Waits until it is free, and says that it waits for `what`.
+    pub fn take(path: &Path, what: &str) -> Result<Self> {
+        let parent = path.parent().context("the lock has no folder")?;
+        fs::create_dir_all(parent).with_context(|| {
+            format!(
+                "cannot make {}: set INSPECTOR_TOOLS to a folder that can be written to",
+                parent.display()
+            )
+        })?;
+        let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                eprintln!("waiting for {what} to end");
+                file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+            }
+        }
+        Ok(Self { _file: file })
+    }
 }
 
 fn tools_dir() -> Result<PathBuf> {
