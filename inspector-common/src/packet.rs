@@ -92,6 +92,15 @@ pub enum Malformed {
     TooManyExtensionHeaders = 5,
 }
 
+/// Does something [`MAX_EXTENSION_HEADERS`] times.
+macro_rules! for_each_extension_header {
+    ($step:block) => {{
+        $step $step $step $step
+        $step $step $step $step
+        const { assert!(MAX_EXTENSION_HEADERS == 8) }
+    }};
+}
+
 /// More extension headers than this are not followed. RFC 8200 has six kinds, one of which may
 /// come twice.
 pub const MAX_EXTENSION_HEADERS: u32 = 8;
@@ -256,31 +265,34 @@ impl Ip {
         let mut next = header[6];
         let mut headers_length = 40;
         let mut is_later_fragment = false;
-        let mut headers = 0;
-        while is_extension(next) && !is_later_fragment {
-            if headers == MAX_EXTENSION_HEADERS {
-                return Err(Malformed::TooManyExtensionHeaders);
-            }
-            headers += 1;
-            let extension =
-                packet.load::<8>(self.offset + headers_length).ok_or(Malformed::ExtensionHeader)?;
-            let units = u32::from(extension[1]);
-            headers_length += match next {
-                FRAGMENT => {
-                    // Offset and "more": a fragment header with neither makes no fragment
-                    // (RFC 6946).
-                    let fragment = u16::from_be_bytes([extension[2], extension[3]]);
-                    if fragment & 0xfff9 != 0 {
-                        details.flags |= FLAG_FRAGMENT;
+        // Written out, not a loop: before Linux 6.8 the verifier refuses a loop whose end falls
+        // through into its beginning, and where the compiler puts the end is its own affair.
+        for_each_extension_header!({
+            if is_extension(next) && !is_later_fragment {
+                let extension = packet
+                    .load::<8>(self.offset + headers_length)
+                    .ok_or(Malformed::ExtensionHeader)?;
+                let units = u32::from(extension[1]);
+                headers_length += match next {
+                    FRAGMENT => {
+                        // Offset and "more": a fragment header with neither makes no fragment
+                        // (RFC 6946).
+                        let fragment = u16::from_be_bytes([extension[2], extension[3]]);
+                        if fragment & 0xfff9 != 0 {
+                            details.flags |= FLAG_FRAGMENT;
+                        }
+                        is_later_fragment = fragment & 0xfff8 != 0;
+                        details.ip_id = u16::from_be_bytes([extension[6], extension[7]]);
+                        8
                     }
-                    is_later_fragment = fragment & 0xfff8 != 0;
-                    details.ip_id = u16::from_be_bytes([extension[6], extension[7]]);
-                    8
-                }
-                AUTHENTICATION => (units + 2) * 4,
-                _ => (units + 1) * 8,
-            };
-            next = extension[0];
+                    AUTHENTICATION => (units + 2) * 4,
+                    _ => (units + 1) * 8,
+                };
+                next = extension[0];
+            }
+        });
+        if is_extension(next) && !is_later_fragment {
+            return Err(Malformed::TooManyExtensionHeaders);
         }
         if headers_length > length {
             return Err(Malformed::ExtensionHeader);

@@ -31,6 +31,8 @@ pub const CGROUP_SOCK_ADDR: u32 = 18;
 
 pub const TCX_INGRESS: u32 = 46;
 pub const TCX_EGRESS: u32 = 47;
+pub const NETKIT_PRIMARY: u32 = 54;
+pub const NETKIT_PEER: u32 = 55;
 pub const XDP_HOOK: u32 = 37;
 pub const INET4_CONNECT: u32 = 10;
 pub const UDP4_SENDMSG: u32 = 14;
@@ -386,6 +388,12 @@ impl Program {
     pub fn tcx(&self, ifindex: u32, attach_type: u32, in_front: bool) -> Link {
         // BPF_F_BEFORE without a relative: first of all.
         self.link("tcx", ifindex, attach_type, if in_front { 1 << 3 } else { 0 })
+    }
+
+    /// Attaches to the end of the chain of a netkit pair's peer, or of its primary device; the
+    /// primary one is named for both.
+    pub fn netkit(&self, primary: u32, of_peer: bool) -> Link {
+        self.link("netkit", primary, if of_peer { NETKIT_PEER } else { NETKIT_PRIMARY }, 0)
     }
 
     /// Attaches to XDP in the stack or in the driver.

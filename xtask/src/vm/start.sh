@@ -20,6 +20,13 @@ mount -t debugfs debugfs /sys/kernel/debug
 mkdir -p /run/netns /run/lock
 mkdir -p "/lib/modules/$release"
 mount -o bind "$modules" "/lib/modules/$release"
+# Devices whose module is loaded when they are opened, /dev/net/tun among them.
+while read -r _ name device; do
+    case $device in [bc]*) ;; *) continue ;; esac
+    numbers=${device#?}
+    case $name in */*) mkdir -p "/dev/${name%/*}" ;; esac
+    [ -e "/dev/$name" ] || mknod "/dev/$name" "${device%%[0-9]*}" "${numbers%:*}" "${numbers#*:}"
+done <"/lib/modules/$release/modules.devname"
 echo /run/vm/modprobe.sh >/proc/sys/kernel/modprobe
 hostname vm
 ip link set lo up
