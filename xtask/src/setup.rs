@@ -14,8 +14,8 @@ use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-use crate::process;
 use crate::toolchain::{self, BPF_LINKER_VERSION};
+use crate::{process, test};
 
 mod debian;
 pub mod machines;
@@ -29,6 +29,7 @@ pub fn run() -> Result<()> {
     ensure()?;
     cargo_deny()?;
     netfilter()?;
+    virtual_machines()?;
     eprintln!("set-up complete after {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -70,6 +71,16 @@ fn netfilter() -> Result<()> {
         "cannot get the programs of netfilter: install the packages iptables and nftables",
     )?;
     eprintln!("iptables and nftables: unpacked ({})", root.display());
+    Ok(())
+}
+
+/// The emulator, and the kernels that `cargo xtask test` boots.
+fn virtual_machines() -> Result<()> {
+    let tools = machines::Tools::get()?;
+    for (wanted, _) in test::IN_MACHINES {
+        let kernel = machines::Kernel::get(&tools, wanted, false)?;
+        eprintln!("Linux {} for virtual machines: there", kernel.release);
+    }
     Ok(())
 }
 

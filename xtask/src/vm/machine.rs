@@ -24,6 +24,7 @@ use super::job::{Job, quoted};
 use crate::setup::machines::{Kernel, Tools};
 
 /// How a machine is run.
+#[derive(Clone, Copy)]
 pub struct Settings {
     /// How long it may take until the first job starts.
     pub boot: Duration,
@@ -77,14 +78,46 @@ pub fn run(
     let initramfs = folder.join("initramfs");
     fs::write(&initramfs, archive(tools, kernel)?).context("cannot write the initramfs")?;
 
+    let boot =
+        Boot { kernel, initramfs: &initramfs, share: &share, log: &folder.join("console.log") };
+    if !settings.emulate && has_kvm() {
+        let mut up = false;
+        let hurried = Settings { boot: settings.boot.min(KVM_BOOT), ..*settings };
+        match attempt(tools, &boot, jobs.len(), &hurried, "KVM", &mut up) {
+            // Only where it may be KVM that does not work: once a job ran, nothing is run twice.
+            Err(error) if !up => {
+                eprintln!("KVM does not work here, the processor is emulated: {error:#}");
+            }
+            outcome => return outcome,
+        }
+    }
+    attempt(tools, &boot, jobs.len(), settings, "TCG", &mut false)
+}
+
+/// What a machine is started with.
+struct Boot<'a> {
+    kernel: &'a Kernel,
+    initramfs: &'a Path,
+    share: &'a Path,
+    log: &'a Path,
+}
+
+/// One run, with this accelerator; `up` says after it whether the machine came up.
+fn attempt(
+    tools: &Tools,
+    boot: &Boot<'_>,
+    jobs: usize,
+    settings: &Settings,
+    accelerator: &'static str,
+    up: &mut bool,
+) -> Result<Outcome> {
     let pipe = || io::pipe().context("cannot make a pipe");
     let (console, console_end) = pipe()?;
     let (output, output_end) = pipe()?;
     let (status, status_end) = pipe()?;
-    let accelerator = if !settings.emulate && has_kvm() { "KVM" } else { "TCG" };
 
     let mut command = tools.qemu()?;
-    arguments(&mut command, kernel, &initramfs, &share, settings, accelerator)?;
+    arguments(&mut command, boot, settings, accelerator)?;
     for (name, end) in [("console", &console_end), ("output", &output_end), ("status", &status_end)]
     {
         let number = end.as_raw_fd();
@@ -93,10 +126,9 @@ pub fn run(
     }
     let start = Instant::now();
     let machine = Machine::start(command, [console_end, output_end, status_end])?;
-    let log = folder.join("console.log");
-    let result = thread::scope(|scope| {
+    thread::scope(|scope| {
         let (sender, events) = mpsc::channel();
-        let console = scope.spawn(|| keep(console, &log));
+        let console = scope.spawn(|| keep(console, boot.log));
         let output = scope.spawn(|| pass_on(output));
         scope.spawn(move || {
             for line in BufReader::new(status).lines().map_while(Result::ok) {
@@ -107,15 +139,19 @@ pub fn run(
                 }
             }
         });
-        let told = follow(&events, jobs.len(), start, settings);
+        let told = follow(&events, jobs, start, settings, up);
         // Off by itself, unless a time-out passed: it is given a moment for it.
-        let errors = machine.stop(if told.is_ok() { GRACE } else { Duration::ZERO })?;
+        let is_late = matches!(told, Err(Failure::Boot(_) | Failure::Jobs(..)));
+        let errors = machine.stop(if is_late { Duration::ZERO } else { GRACE })?;
         output.join().expect("no panic")?;
         let console = console.join().expect("no panic")?;
-        conclude(told, &console, &errors, &log)
-    });
-    result.map(|(boot, jobs)| Outcome { jobs, boot, accelerator })
+        let (boot, jobs) = conclude(told, &console, &errors, boot.log)?;
+        Ok(Outcome { jobs, boot, accelerator })
+    })
 }
+
+/// Where the processor helps, a machine is up within seconds or hangs.
+const KVM_BOOT: Duration = Duration::from_secs(30);
 
 /// How long a machine that is done may take to go off.
 const GRACE: Duration = Duration::from_secs(10);
@@ -148,6 +184,7 @@ fn follow(
     jobs: usize,
     start: Instant,
     settings: &Settings,
+    up: &mut bool,
 ) -> Result<Told, Failure> {
     let mut boot = None;
     let mut last = start;
@@ -162,7 +199,10 @@ fn follow(
         })?;
         let now = Instant::now();
         match event {
-            Event::Up => boot = Some(now - start),
+            Event::Up => {
+                *up = true;
+                boot = Some(now - start);
+            }
             Event::Ended(index, status) if index == ended.len() => ended.push((status, now - last)),
             Event::Done if ended.len() == jobs => {
                 return Ok((boot.unwrap_or_default(), ended));
@@ -316,9 +356,7 @@ impl Drop for Machine {
 
 fn arguments(
     command: &mut Command,
-    kernel: &Kernel,
-    initramfs: &Path,
-    share: &Path,
+    boot: &Boot<'_>,
     settings: &Settings,
     accelerator: &str,
 ) -> Result<()> {
@@ -330,7 +368,7 @@ fn arguments(
         _ => ["-accel", "tcg,thread=multi", "-cpu", "max"],
     });
     // Uncompressed, which saves seconds where instructions are emulated.
-    command.arg("-kernel").arg(kernel.vmlinux()).arg("-initrd").arg(initramfs);
+    command.arg("-kernel").arg(boot.kernel.vmlinux()).arg("-initrd").arg(boot.initramfs);
     // Errors and worse go to the console; after a panic the machine goes off, and so it does after
     // an oops, since what a half-dead kernel does proves nothing.
     command.args(["-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic apparmor=0"]);
@@ -339,7 +377,7 @@ fn arguments(
         command.arg("-device").arg(format!("virtserialport,chardev={name},name={name}"));
     }
     for (tag, path, options) in
-        [("root", Path::new("/"), ",readonly=on,multidevs=remap"), ("share", share, "")]
+        [("root", Path::new("/"), ",readonly=on,multidevs=remap"), ("share", boot.share, "")]
     {
         let path = path.to_str().context("the path of the workspace is not UTF-8")?;
         // A comma ends a value, two are one.
