@@ -40,7 +40,8 @@ impl Job {
     pub fn script(&self) -> Vec<u8> {
         let mut script = b"cd ".to_vec();
         script.extend(quoted(self.folder.as_bytes()));
-        script.extend(b" || exit 126\nexec env -i");
+        // By its path: by its name it would be busybox's, which takes its own programs first.
+        script.extend(b" || exit 126\nexec /usr/bin/env -i");
         for (name, value) in &self.environment {
             let mut pair = name.as_bytes().to_vec();
             pair.push(b'=');

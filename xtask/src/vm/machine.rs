@@ -371,7 +371,14 @@ fn arguments(
     command.arg("-kernel").arg(boot.kernel.vmlinux()).arg("-initrd").arg(boot.initramfs);
     // Errors and worse go to the console; after a panic the machine goes off, and so it does after
     // an oops, since what a half-dead kernel does proves nothing.
-    command.args(["-append", "console=ttyS0 loglevel=4 panic=-1 oops=panic apparmor=0"]);
+    let mut line =
+        "console=ttyS0 earlyprintk=serial loglevel=4 panic=-1 oops=panic apparmor=0".to_owned();
+    if accelerator == "TCG" {
+        // On a busy host its timer may be late when the kernel looks whether it works, which ends
+        // in a panic. With KVM the kernel does not look.
+        line.push_str(" no_timer_check");
+    }
+    command.args(["-append", &line]);
     command.args(["-serial", "chardev:console", "-device", "virtio-serial-pci"]);
     for name in ["output", "status"] {
         command.arg("-device").arg(format!("virtserialport,chardev={name},name={name}"));
