@@ -7,7 +7,21 @@ use crate::{lint, process, root, setup, vm};
 /// Kernels, and what is run in virtual machines with them.
 pub const IN_MACHINES: [(&str, &[&str]); 2] = [
     // Before tcx: filters of clsact, and whether the verifier of that time takes our programs.
-    ("6.1", &["--test", "wireguard"]),
+    (
+        "6.1",
+        &[
+            "--test",
+            "wireguard",
+            "--test",
+            "datapath",
+            "--test",
+            "tc_observer",
+            "--",
+            "peers_of_a_real_tunnel_are_collected",
+            "clsact_filters_of_all_generations_are_seen",
+            "a_device_that_is_not_there_is_named",
+        ],
+    ),
     ("6.12", &["--test", "wireguard", "--test", "netkit", "--test", "tc_observer"]),
 ];
 

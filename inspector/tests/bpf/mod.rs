@@ -87,8 +87,9 @@ impl Attribute {
     }
 
     fn call(self, what: &str, command: i32) -> i32 {
-        bpf(command, &self.0)
-            .unwrap_or_else(|error| panic!("{what}: {error}; this test must be run as root"))
+        bpf(command, &self.0).unwrap_or_else(|error| {
+            panic!("{what}: {error}; this test needs root and a kernel that has this")
+        })
     }
 }
 
@@ -387,13 +388,23 @@ impl Program {
     /// Attaches to tcx at the end of the chain, or in front of everything.
     pub fn tcx(&self, ifindex: u32, attach_type: u32, in_front: bool) -> Link {
         // BPF_F_BEFORE without a relative: first of all.
-        self.link("tcx", ifindex, attach_type, if in_front { 1 << 3 } else { 0 })
+        self.link(
+            "tcx (Linux 6.6 or later)",
+            ifindex,
+            attach_type,
+            if in_front { 1 << 3 } else { 0 },
+        )
     }
 
     /// Attaches to the end of the chain of a netkit pair's peer, or of its primary device; the
     /// primary one is named for both.
     pub fn netkit(&self, primary: u32, of_peer: bool) -> Link {
-        self.link("netkit", primary, if of_peer { NETKIT_PEER } else { NETKIT_PRIMARY }, 0)
+        self.link(
+            "netkit (Linux 6.7 or later)",
+            primary,
+            if of_peer { NETKIT_PEER } else { NETKIT_PRIMARY },
+            0,
+        )
     }
 
     /// Attaches to XDP in the stack or in the driver.
