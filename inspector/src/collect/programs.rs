@@ -541,10 +541,16 @@ fn relate(attachments: &mut Attachments, asked: &Asked) {
             }
             _ => continue,
         };
-        let shown = hooks
-            .iter()
-            .any(|hook| hook.ifindex == ifindex && hook.kind == kind && hook.link == Some(link.id));
-        link.shown = (shown || asked.contains(&(ifindex, kind))).then_some(shown);
+        // The kernel shows the hook of a peer at the primary device, while the link names the peer
+        // itself, by its index in its own network namespace: that may be any device's here.
+        let is_of_peer = kind == HookKind::NetkitPeer;
+        let shown = hooks.iter().any(|hook| {
+            hook.kind == kind
+                && hook.link == Some(link.id)
+                && (is_of_peer || hook.ifindex == ifindex)
+        });
+        let is_known = shown || (!is_of_peer && asked.contains(&(ifindex, kind)));
+        link.shown = is_known.then_some(shown);
     }
 }
 

@@ -31,6 +31,8 @@ pub const CGROUP_SOCK_ADDR: u32 = 18;
 
 pub const TCX_INGRESS: u32 = 46;
 pub const TCX_EGRESS: u32 = 47;
+pub const NETKIT_PRIMARY: u32 = 54;
+pub const NETKIT_PEER: u32 = 55;
 pub const XDP_HOOK: u32 = 37;
 pub const INET4_CONNECT: u32 = 10;
 pub const UDP4_SENDMSG: u32 = 14;
@@ -85,8 +87,9 @@ impl Attribute {
     }
 
     fn call(self, what: &str, command: i32) -> i32 {
-        bpf(command, &self.0)
-            .unwrap_or_else(|error| panic!("{what}: {error}; this test must be run as root"))
+        bpf(command, &self.0).unwrap_or_else(|error| {
+            panic!("{what}: {error}; this test needs root and a kernel that has this")
+        })
     }
 }
 
@@ -406,7 +409,23 @@ impl Program {
     /// Attaches to tcx at the end of the chain, or in front of everything.
     pub fn tcx(&self, ifindex: u32, attach_type: u32, in_front: bool) -> Link {
         // BPF_F_BEFORE without a relative: first of all.
-        self.link("tcx", ifindex, attach_type, if in_front { 1 << 3 } else { 0 })
+        self.link(
+            "tcx (Linux 6.6 or later)",
+            ifindex,
+            attach_type,
+            if in_front { 1 << 3 } else { 0 },
+        )
+    }
+
+    /// Attaches to the end of the chain of a netkit pair's peer, or of its primary device; the
+    /// primary one is named for both.
+    pub fn netkit(&self, primary: u32, of_peer: bool) -> Link {
+        self.link(
+            "netkit (Linux 6.7 or later)",
+            primary,
+            if of_peer { NETKIT_PEER } else { NETKIT_PRIMARY },
+            0,
+        )
     }
 
     /// Attaches to XDP in the stack or in the driver.

@@ -23,8 +23,8 @@ pub const CLIENT_DEVICE: &str = "uplink";
 pub const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 177);
 pub const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x177);
 /// The node's addresses, the client's gateways.
-const NODE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-const NODE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x10);
+pub const NODE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+pub const NODE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x10);
 
 /// A network namespace.
 pub struct Host(File);
@@ -154,7 +154,7 @@ pub fn index(device: &str) -> u32 {
 }
 
 /// Runs `work` with netlink of this thread's network namespace.
-fn netlink(work: impl AsyncFnOnce(Handle)) {
+pub fn netlink(work: impl AsyncFnOnce(Handle)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     runtime.expect("a runtime").block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection().expect("a netlink socket");
@@ -164,12 +164,14 @@ fn netlink(work: impl AsyncFnOnce(Handle)) {
     });
 }
 
-async fn up(handle: &Handle, device: &str) {
+/// Sets a device up.
+pub async fn up(handle: &Handle, device: &str) {
     let message = LinkUnspec::new_with_index(index(device)).up().build();
     handle.link().set(message).execute().await.expect("set the device up");
 }
 
-async fn address(handle: &Handle, device: &str, address: IpAddr, prefix: u8) {
+/// Gives a device an address.
+pub async fn address(handle: &Handle, device: &str, address: IpAddr, prefix: u8) {
     handle.address().add(index(device), address, prefix).execute().await.expect("add the address");
 }
 
