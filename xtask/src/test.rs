@@ -15,14 +15,14 @@ pub const IN_MACHINES: [(&str, &[&str]); 2] = [
             "--test",
             "datapath",
             "--test",
-            "tc_observer",
+            "observers",
             "--",
             "peers_of_a_real_tunnel_are_collected",
             "clsact_filters_of_all_generations_are_seen",
             "a_device_that_is_not_there_is_named",
         ],
     ),
-    ("6.12", &["--test", "wireguard", "--test", "netkit", "--test", "tc_observer"]),
+    ("6.12", &["--test", "wireguard", "--test", "netkit", "--test", "observers"]),
 ];
 
 /// Runs set-up, lints and every test, what is cheap first.
