@@ -8,6 +8,7 @@ pub mod cilium;
 pub mod collect;
 pub mod evidence;
 pub mod judge;
+pub mod lint;
 pub mod report;
 pub mod sys;
 pub mod trace;

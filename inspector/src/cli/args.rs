@@ -54,6 +54,18 @@ pub enum Command {
         #[command(subcommand)]
         action: EvidenceCommand,
     },
+    /// Say which announced Services of a tree of manifests may be left without a backend, before
+    /// they are applied; needs no cluster and no root.
+    ///
+    /// Every Service of type `LoadBalancer` is paired with the `CiliumL2AnnouncementPolicy` that
+    /// announces it. Exit codes: 0 each keeps to the rule, 1 one does not, 2 a file cannot be read
+    /// or is no YAML, 3 there is nothing to hold against the rule.
+    Lint {
+        /// Files, folders (every .yaml and .yml below), or `-` for standard input, such as what
+        /// `helm template` prints. All of them are taken as one cluster's.
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
+    },
     /// Say what this node, kernel and user can do, and what is missing for what.
     Doctor,
     /// Print a completion script for a shell.
@@ -196,6 +208,12 @@ pub enum Format {
     Json,
     /// For documents.
     Markdown,
+    /// For CI: `JUnit` XML.
+    Junit,
+    /// For CI: workflow commands that GitHub and Gitea show beside a change.
+    Github,
+    /// For code review: SARIF 2.1.0 (`lint`).
+    Sarif,
 }
 
 /// When to colour.

@@ -25,6 +25,7 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
     match action {
         EvidenceCommand::Show { file } => show(&Document::read(file)?, options),
         EvidenceCommand::Judge { file, expect } => {
+            output::only("evidence judge", output::COMMON, options)?;
             let document = Document::read(file)?;
             let judgement = judge::judge(&document.evidence)?;
             if let Some(said) = &document.evidence.verdict
@@ -79,12 +80,13 @@ fn verify<'a>(files: impl Iterator<Item = &'a Path>) -> anyhow::Result<Answer> {
 }
 
 fn show(document: &Document, options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("evidence show", output::COMMON, options)?;
     output::write_stdout(|out| match options.format {
         Format::Json => {
             serde_json::to_writer_pretty(&mut *out, document.as_json())?;
             out.write_all(b"\n")
         }
-        Format::Table | Format::Markdown => summary(document, out),
+        _ => summary(document, out),
     })?;
     Ok(Answer::Yes)
 }

@@ -4,6 +4,7 @@ mod args;
 mod datapath;
 mod doctor;
 mod evidence;
+mod lint;
 mod lists;
 mod output;
 mod vip;
@@ -88,6 +89,7 @@ fn run(cli: Cli) -> anyhow::Result<Answer> {
         Command::Lb { list: args::LbCommand::List(views) } => lists::lb_list(&views, &options),
         Command::Datapath(args) => datapath::run(&args, &options),
         Command::Evidence { action } => evidence::run(&action, &options),
+        Command::Lint { paths } => lint::run(&paths, &options),
         Command::Doctor => doctor::run(&options),
         Command::Completions { shell } => {
             // Into memory first: the generator panics where it cannot write.

@@ -12,7 +12,9 @@ use inspector::{
     report::table::Style,
 };
 
-use super::args::Resolved;
+use clap::ValueEnum;
+
+use super::args::{Format, Resolved};
 
 /// Writes to standard output through a buffer.
 ///
@@ -87,6 +89,25 @@ impl Loaded {
         }
     }
 }
+
+/// Refuses a form that a command does not have.
+pub fn only(command: &str, forms: &[Format], options: &Resolved) -> anyhow::Result<()> {
+    if forms.contains(&options.format) {
+        return Ok(());
+    }
+    let name = |form: &Format| {
+        form.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    let names: Vec<String> = forms.iter().map(name).collect();
+    anyhow::bail!(
+        "`inspect {command}` has no form `{}`: use one of {}",
+        name(&options.format),
+        names.join(", ")
+    )
+}
+
+/// The forms that every command has.
+pub const COMMON: &[Format] = &[Format::Table, Format::Json, Format::Markdown];
 
 /// Refuses a process that is not there.
 pub fn check_process(pid: Option<u32>, options: &Resolved) -> anyhow::Result<()> {

@@ -18,6 +18,7 @@ use super::{
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("vip", output::COMMON, options)?;
     let query = VipQuery { source: args.source, ..args.vip };
     if let Some(source) = args.source
         && source.is_ipv4() != query.address.is_ipv4()
@@ -62,12 +63,12 @@ pub fn print(
 ) -> anyhow::Result<Answer> {
     let checked: Vec<Checked> = claims.iter().map(|claim| claim.check(judgement)).collect();
     output::write_stdout(|mut out| match options.format {
-        Format::Table => table::write(judgement, &checked, output::style(options), &mut out),
         Format::Json => json::write(judgement, &checked, &mut out),
         Format::Markdown => {
             let sha256 = document.map_or("", |document| document.sha256.as_str());
             markdown::write(judgement, &checked, sha256, &mut out)
         }
+        _ => table::write(judgement, &checked, output::style(options), &mut out),
     })?;
     Ok(answer(judgement, &checked))
 }

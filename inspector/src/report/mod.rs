@@ -1,8 +1,11 @@
 //! Output: one file for each form, no decisions.
 
+pub mod annotations;
 pub mod datapath;
 pub mod json;
+pub mod junit;
 pub mod lb_list;
+mod lint;
 pub mod markdown;
 pub mod service_list;
 pub mod table;
