@@ -4,6 +4,7 @@
 //! [`judge::Judgement`] of it, a pure function; [`report`] prints one. The binary `inspect` uses
 //! nothing else.
 
+pub mod checklist;
 pub mod cilium;
 pub mod collect;
 pub mod evidence;

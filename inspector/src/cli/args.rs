@@ -29,6 +29,17 @@ pub struct Cli {
 pub enum Command {
     /// Say what this node has programmed for a VIP, and what that means.
     Vip(VipArgs),
+    /// Hold many VIPs against the expectations of a file.
+    ///
+    /// The file is YAML, to be kept beside the manifests: a list `vips`, of which each has `vip`
+    /// (ADDR[:PORT[/PROTO]]) and may have `via`, `source` and `expect` with the claims of `inspect
+    /// vip --expect`; without any, `served` is expected. Exit codes: 0 every expectation is met, 1
+    /// one is not, 2 usage or environment error, 3 one cannot be told.
+    Check {
+        /// The file.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
     /// Services, as `cilium-dbg service` has them.
     Service {
         /// What to do with them.

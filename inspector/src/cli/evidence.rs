@@ -25,7 +25,7 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
     match action {
         EvidenceCommand::Show { file } => show(&Document::read(file)?, options),
         EvidenceCommand::Judge { file, expect } => {
-            output::only("evidence judge", output::COMMON, options)?;
+            output::only("evidence judge", vip::FORMS, options)?;
             let document = Document::read(file)?;
             let judgement = judge::judge(&document.evidence)?;
             if let Some(said) = &document.evidence.verdict

@@ -1,6 +1,7 @@
 //! The command line: what was typed, turned into what it means, and run.
 
 mod args;
+mod check;
 mod datapath;
 mod doctor;
 mod evidence;
@@ -85,6 +86,7 @@ fn run(cli: Cli) -> anyhow::Result<Answer> {
     let options = Resolved::new(common)?;
     match command {
         Command::Vip(args) => vip::run(&args, &options),
+        Command::Check { file } => check::run(&file, &options),
         Command::Service { list: args::ServiceCommand::List } => lists::service_list(&options),
         Command::Lb { list: args::LbCommand::List(views) } => lists::lb_list(&views, &options),
         Command::Datapath(args) => datapath::run(&args, &options),

@@ -7,7 +7,7 @@ use inspector::{
         self, Judgement, Served,
         expect::{Checked, Expectation, Met},
     },
-    report::{json, markdown, table},
+    report::{annotations, ci, json, junit, markdown, table},
 };
 
 use super::{
@@ -18,7 +18,7 @@ use super::{
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
-    output::only("vip", output::COMMON, options)?;
+    output::only("vip", FORMS, options)?;
     let query = VipQuery { source: args.source, ..args.vip };
     if let Some(source) = args.source
         && source.is_ipv4() != query.address.is_ipv4()
@@ -46,12 +46,21 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     };
     let verdict = serde_json::to_value(&judgement.verdict)?;
     // The document (and its hash) costs as much as all the rest: made only where it is used.
-    let needed = options.save.is_some() || options.format == Format::Markdown;
+    let needed = options.save.is_some() || names_hash(options.format);
     let document = needed.then(|| loaded.into_document(Some(verdict)));
     if let Some(document) = &document {
         output::save(document, options.save.as_deref())?;
     }
     print(&judgement, &args.expect.claims, document.as_ref(), options)
+}
+
+/// The forms of `vip`.
+pub const FORMS: &[Format] =
+    &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Github];
+
+/// Whether a form names the hash of the evidence.
+fn names_hash(format: Format) -> bool {
+    matches!(format, Format::Markdown | Format::Junit)
 }
 
 /// Prints a judgement and says what it comes to.
@@ -61,19 +70,20 @@ pub fn print(
     document: Option<&Document>,
     options: &Resolved,
 ) -> anyhow::Result<Answer> {
+    let sha256 = document.map_or("", |document| document.sha256.as_str());
     let checked: Vec<Checked> = claims.iter().map(|claim| claim.check(judgement)).collect();
     output::write_stdout(|mut out| match options.format {
         Format::Json => json::write(judgement, &checked, &mut out),
-        Format::Markdown => {
-            let sha256 = document.map_or("", |document| document.sha256.as_str());
-            markdown::write(judgement, &checked, sha256, &mut out)
-        }
+        Format::Markdown => markdown::write(judgement, &checked, sha256, &mut out),
+        Format::Junit => junit::write(&[ci::suite(judgement, &checked, sha256)], &mut out),
+        Format::Github => annotations::write(&ci::annotations(judgement, &checked), &mut out),
         _ => table::write(judgement, &checked, output::style(options), &mut out),
     })?;
     Ok(answer(judgement, &checked))
 }
 
-fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
+/// What a judgement comes to, or the expectations if there are any.
+pub fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
     if checked.is_empty() {
         return match judgement.verdict.served {
             Served::Yes => Answer::Yes,

@@ -1,6 +1,7 @@
 //! Output: one file for each form, no decisions.
 
 pub mod annotations;
+pub mod ci;
 pub mod datapath;
 pub mod json;
 pub mod junit;
