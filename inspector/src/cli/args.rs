@@ -206,6 +206,32 @@ pub enum EvidenceCommand {
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
+    /// Say what differs between two files, in the words of the domain, by VIP and path.
+    ///
+    /// Exit codes: 0 nothing, 1 something, 2 a file cannot be read.
+    Diff {
+        /// The earlier one; `-` is standard input.
+        before: PathBuf,
+        /// The later one.
+        after: PathBuf,
+        /// What to leave out: verdict, services, announcement, programs, devices, neighbours,
+        /// node, ids, counters, times, or none.
+        #[arg(
+            long,
+            value_name = "CLASS",
+            value_delimiter = ',',
+            default_value = "ids,counters,times"
+        )]
+        ignore: Vec<String>,
+    },
+    /// Judge the evidence of several nodes together: who announces a VIP, and whether they can
+    /// serve it.
+    Merge {
+        /// The files, each with one document or several; `-` is standard input, such as what
+        /// `kubectl logs` prints.
+        #[arg(required = true, value_name = "FILE")]
+        files: Vec<PathBuf>,
+    },
     /// Print the JSON Schema of evidence files.
     Schema,
 }
@@ -225,6 +251,8 @@ pub enum Format {
     Github,
     /// For code review: SARIF 2.1.0 (`lint`).
     Sarif,
+    /// The evidence itself, in one line (`vip`, `check`): what `evidence merge` reads.
+    Evidence,
 }
 
 /// When to colour.
@@ -244,9 +272,10 @@ pub struct Common {
     /// Form of the output.
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// Read this evidence file instead of the node; needs no root. `-` is standard input.
+    /// Read this evidence file instead of the node; needs no root. `-` is standard input. Given
+    /// several times (`vip`): one for each node, judged together.
     #[arg(long, global = true, value_name = "FILE")]
-    from: Option<PathBuf>,
+    from: Vec<PathBuf>,
     /// Save the evidence to this file.
     #[arg(long, global = true, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -276,6 +305,8 @@ pub struct Resolved {
     pub format: Format,
     /// Where the evidence comes from.
     pub from: Option<PathBuf>,
+    /// Files of several nodes, where more than one was named; `from` is the first of them.
+    pub nodes: Vec<PathBuf>,
     /// Where to save it.
     pub save: Option<PathBuf>,
     /// BPF file system to read.
@@ -297,6 +328,8 @@ impl Resolved {
         if save.as_deref().is_some_and(|path| path.as_os_str() == "-") {
             anyhow::bail!("--save takes a file: standard output is for the answer");
         }
+        let nodes = if from.len() > 1 { from.clone() } else { Vec::new() };
+        let from = from.into_iter().next();
         let color = match color {
             When::Always => true,
             When::Never => false,
@@ -310,6 +343,6 @@ impl Resolved {
             let path = std::env::var_os("INSPECT_BPFFS").map(PathBuf::from);
             path.filter(|path| !path.as_os_str().is_empty())
         });
-        Ok(Self { format: output, from, save, bpffs, netns, color, quiet, verbose })
+        Ok(Self { format: output, from, nodes, save, bpffs, netns, color, quiet, verbose })
     }
 }

@@ -27,11 +27,14 @@ struct Held {
 
 /// Reads the file, collects and judges each VIP, and prints.
 pub fn run(file: &Path, options: &Resolved) -> anyhow::Result<Answer> {
-    output::only("check", vip::FORMS, options)?;
+    output::only("check", vip::FORMS_OF_NODE, options)?;
     let shown = file.to_string_lossy();
     let text = fs::read_to_string(file)
         .map_err(|error| anyhow::anyhow!("cannot read {shown}: {error}"))?;
     let items = checklist::parse(&shown, &text)?;
+    if !options.nodes.is_empty() {
+        bail!("`inspect check` takes one file with --from; it may hold several documents");
+    }
     let documents = match &options.from {
         Some(path) => Some(Document::read_all(path)?),
         None => None,
@@ -103,6 +106,7 @@ fn print(held: &[Held], options: &Resolved) -> anyhow::Result<()> {
         Format::Github => held.iter().try_for_each(|one| {
             annotations::write(&ci::annotations(&one.judgement, &one.checked), out)
         }),
+        Format::Evidence => held.iter().try_for_each(|one| one.document.write_line(out)),
         Format::Markdown => held.iter().try_for_each(|one| {
             markdown::write(&one.judgement, &one.checked, &one.document.sha256, &mut out)
         }),

@@ -14,7 +14,7 @@ use inspector::{
 use super::{
     Answer,
     args::{EvidenceCommand, Format, Resolved},
-    output, vip,
+    cluster, output, vip,
 };
 
 /// Runs one of the commands.
@@ -41,6 +41,10 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
             vip::print(&judgement, &expect.claims, Some(&document), options)
         }
         EvidenceCommand::Verify { files } => verify(files.iter().map(AsRef::as_ref)),
+        EvidenceCommand::Diff { before, after, ignore } => {
+            cluster::diff(before, after, ignore, options)
+        }
+        EvidenceCommand::Merge { files } => cluster::of_files(files, None, options),
         EvidenceCommand::Schema => {
             let schema = file::schema();
             output::write_stdout(|out| {

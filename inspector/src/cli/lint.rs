@@ -15,6 +15,9 @@ use super::{
     output,
 };
 
+const FORMS: &[Format] =
+    &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Sarif, Format::Github];
+
 /// Files of a folder that are read: their extensions, and the one name without any.
 const EXTENSIONS: [&str; 2] = ["yaml", "yml"];
 
@@ -23,6 +26,7 @@ pub fn run(paths: &[PathBuf], options: &Resolved) -> anyhow::Result<Answer> {
     if options.from.is_some() || options.save.is_some() {
         bail!("`inspect lint` reads manifests: it takes neither --from nor --save");
     }
+    output::only("lint", FORMS, options)?;
     let mut files = Vec::new();
     for path in paths {
         read(path, true, &mut files)?;
@@ -38,12 +42,12 @@ pub fn run(paths: &[PathBuf], options: &Resolved) -> anyhow::Result<Answer> {
         }
     };
     output::write_stdout(|out| match options.format {
-        Format::Table => report.write_table(output::style(options), out),
         Format::Json => report.write_json(out),
         Format::Markdown => report.write_markdown(out),
         Format::Junit => report.write_junit(out),
         Format::Sarif => report.write_sarif(out),
         Format::Github => report.write_annotations(out),
+        _ => report.write_table(output::style(options), out),
     })?;
     Ok(match report.answer {
         lint::Answer::Yes => Answer::Yes,

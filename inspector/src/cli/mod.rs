@@ -2,6 +2,7 @@
 
 mod args;
 mod check;
+mod cluster;
 mod datapath;
 mod doctor;
 mod evidence;

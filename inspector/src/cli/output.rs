@@ -49,6 +49,9 @@ impl Loaded {
     /// Reads the file that was named, else the node, as `node` says; what every command takes is
     /// filled in.
     pub fn load(node: Options, options: &Resolved) -> anyhow::Result<Self> {
+        if !options.nodes.is_empty() {
+            anyhow::bail!("this command takes one file with --from; `inspect vip` takes several");
+        }
         if let Some(path) = &options.from {
             return Ok(Self::File(Box::new(Document::read(path)?)));
         }

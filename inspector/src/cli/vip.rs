@@ -13,12 +13,22 @@ use inspector::{
 use super::{
     Answer,
     args::{Format, Resolved, VipArgs},
+    cluster,
     output::{self, Loaded},
 };
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
-    output::only("vip", FORMS, options)?;
+    output::only("vip", FORMS_OF_NODE, options)?;
+    if !options.nodes.is_empty() {
+        if args.source.is_some() || !args.via.is_empty() || !args.expect.claims.is_empty() {
+            anyhow::bail!(
+                "several nodes are judged whole: leave out --via, --source and --expect, or judge \
+                 the nodes one by one"
+            );
+        }
+        return cluster::of_files(&options.nodes, Some(args.vip), options);
+    }
     let query = VipQuery { source: args.source, ..args.vip };
     if let Some(source) = args.source
         && source.is_ipv4() != query.address.is_ipv4()
@@ -58,9 +68,19 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
 pub const FORMS: &[Format] =
     &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Github];
 
+/// The forms of what reads a node: the evidence itself too.
+pub const FORMS_OF_NODE: &[Format] = &[
+    Format::Table,
+    Format::Json,
+    Format::Markdown,
+    Format::Junit,
+    Format::Github,
+    Format::Evidence,
+];
+
 /// Whether a form names the hash of the evidence.
 fn names_hash(format: Format) -> bool {
-    matches!(format, Format::Markdown | Format::Junit)
+    matches!(format, Format::Markdown | Format::Junit | Format::Evidence)
 }
 
 /// Prints a judgement and says what it comes to.
@@ -77,6 +97,10 @@ pub fn print(
         Format::Markdown => markdown::write(judgement, &checked, sha256, &mut out),
         Format::Junit => junit::write(&[ci::suite(judgement, &checked, sha256)], &mut out),
         Format::Github => annotations::write(&ci::annotations(judgement, &checked), &mut out),
+        Format::Evidence => match document {
+            Some(document) => document.write_line(out),
+            None => Ok(()),
+        },
         _ => table::write(judgement, &checked, output::style(options), &mut out),
     })?;
     Ok(answer(judgement, &checked))

@@ -210,6 +210,15 @@ impl Document {
         Ok(documents)
     }
 
+    /// Writes the document in one line.
+    ///
+    /// # Errors
+    /// The error of the writer.
+    pub fn write_line(&self, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+        serde_json::to_writer(&mut *out, &self.value)?;
+        out.write_all(b"\n")
+    }
+
     /// Writes several documents to a file, each a line; see [`Document::read_all`].
     ///
     /// # Errors

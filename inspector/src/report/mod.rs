@@ -2,6 +2,7 @@
 
 pub mod annotations;
 pub mod ci;
+pub mod cluster;
 pub mod datapath;
 pub mod json;
 pub mod junit;
