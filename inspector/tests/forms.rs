@@ -224,6 +224,76 @@ fn of_table(out: &str, facts: &Facts) {
     }
 }
 
+/// The page is XML too.
+fn of_html(out: &str) -> Facts {
+    let options = roxmltree::ParsingOptions { allow_dtd: true, ..Default::default() };
+    let document = roxmltree::Document::parse_with_options(out, options).expect("XML");
+    for word in ["http:", "https:", "<script", "url(http", "@import"] {
+        let others = out.replace("http://www.w3.org/", "");
+        assert!(!others.contains(word), "the page needs the network: {word}");
+    }
+    let all = |node: roxmltree::Node| -> String {
+        node.descendants().filter_map(|one| one.text().filter(|_| one.is_text())).collect()
+    };
+    let by_id = |id: &str| document.descendants().find(|node| node.attribute("id") == Some(id));
+    let rows = |id: &str| -> Vec<Vec<String>> {
+        let Some(part) = by_id(id) else { return Vec::new() };
+        part.descendants()
+            .filter(|node| node.has_tag_name(("http://www.w3.org/1999/xhtml", "tr")))
+            .map(|row| {
+                let is_cell = |node: &roxmltree::Node| {
+                    node.has_tag_name(("http://www.w3.org/1999/xhtml", "td"))
+                };
+                row.children().filter(is_cell).map(all).collect::<Vec<_>>()
+            })
+            .filter(|row: &Vec<String>| !row.is_empty())
+            .collect()
+    };
+    let findings = document.descendants().filter(|node| node.attribute("data-id").is_some());
+    Facts {
+        sentence: all(by_id("sentence").expect("the sentence")),
+        paths: rows("paths")
+            .into_iter()
+            .map(|row| {
+                let served = row[3].split(',').next().expect("a word").to_owned();
+                [row[0].clone(), row[1].clone(), row[2].clone(), served]
+            })
+            .collect(),
+        findings: findings
+            .map(|node| {
+                let seen = node.children().find(|one| one.attribute("class") == Some("seen"));
+                let of = |name: &str| node.attribute(name).expect("it").to_owned();
+                [of("data-id"), of("data-severity"), all(seen.expect("what was seen"))]
+            })
+            .collect(),
+        claims: rows("expectations")
+            .into_iter()
+            .map(|row| {
+                let met = match row[1].as_str() {
+                    "met" => "yes",
+                    "not met" => "no",
+                    _ => "unknown",
+                };
+                [row[0].clone(), met.to_owned()]
+            })
+            .collect(),
+    }
+}
+
+/// Every path is a lane of the picture, with its outcome.
+fn of_svg(out: &str, facts: &Facts) {
+    let document = roxmltree::Document::parse(out).expect("XML");
+    let lanes: Vec<String> = document
+        .descendants()
+        .filter_map(|node| node.attribute("aria-label").map(str::to_owned))
+        .collect();
+    assert_eq!(lanes.len(), facts.paths.len());
+    for [frontend, path, outcome, _] in &facts.paths {
+        assert!(lanes.contains(&format!("{frontend} {path}")), "{lanes:?}");
+        assert!(out.contains(&format!(">{outcome}<")), "{outcome}: {out}");
+    }
+}
+
 fn judged(file: &str, form: &str, claims: &[&str]) -> Ran {
     let claims: Vec<&str> = claims.iter().flat_map(|claim| ["--expect", claim]).collect();
     let ran =
@@ -249,7 +319,7 @@ fn every_form_carries_the_same_facts() {
             assert!(!facts.sentence.is_empty() && !facts.findings.is_empty(), "{facts:?}");
             outcomes.extend(facts.paths.iter().map(|one| one[2].clone()));
             ids.extend(facts.findings.iter().map(|one| one[0].clone()));
-            for form in ["table", "markdown", "junit", "github"] {
+            for form in ["table", "markdown", "junit", "github", "html", "svg"] {
                 let other = judged(path, form, claims);
                 assert_eq!(other.code, ran.code, "{form}");
                 match form {
@@ -271,6 +341,8 @@ fn every_form_carries_the_same_facts() {
                         assert_eq!(read, facts, "{vip}");
                     }
                     "junit" => of_junit(&other.out, vip, &facts),
+                    "html" => assert_eq!(of_html(&other.out), facts, "{vip}"),
+                    "svg" => of_svg(&other.out, &facts),
                     _ => of_annotations(&other.out, &facts),
                 }
             }

@@ -200,8 +200,21 @@ pub enum EvidenceCommand {
         #[command(flatten)]
         expect: Expect,
     },
-    /// Check that a file is complete and unchanged.
+    /// Sign files with a secret key of minisign's: FILE.minisig is written beside each.
+    Sign {
+        /// The files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// File with the secret key, as `minisign -G` makes it; the password of an encrypted one is
+        /// asked for.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
+    /// Check that a file is complete and unchanged, and who signed it.
     Verify {
+        /// Check FILE.minisig too, with this public key: a file of minisign's, or the key itself.
+        #[arg(long, value_name = "FILE|KEY")]
+        public_key: Option<String>,
         /// The files.
         #[arg(required = true)]
         files: Vec<PathBuf>,
@@ -251,8 +264,19 @@ pub enum Format {
     Github,
     /// For code review: SARIF 2.1.0 (`lint`).
     Sarif,
+    /// A page for a browser, self-contained.
+    Html,
+    /// The picture of the packet's way, for a document.
+    Svg,
     /// The evidence itself, in one line (`vip`, `check`): what `evidence merge` reads.
     Evidence,
+}
+
+/// What to mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mask {
+    /// The addresses of clients.
+    Clients,
 }
 
 /// When to colour.
@@ -276,6 +300,9 @@ pub struct Common {
     /// several times (`vip`): one for each node, judged together.
     #[arg(long, global = true, value_name = "FILE")]
     from: Vec<PathBuf>,
+    /// Replace the addresses of clients in the evidence that is saved or printed; the verdict stays.
+    #[arg(long, global = true, value_enum, value_name = "WHAT")]
+    mask: Option<Mask>,
     /// Save the evidence to this file.
     #[arg(long, global = true, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -307,6 +334,8 @@ pub struct Resolved {
     pub from: Option<PathBuf>,
     /// Files of several nodes, where more than one was named; `from` is the first of them.
     pub nodes: Vec<PathBuf>,
+    /// Whether to mask the addresses of clients.
+    pub mask: bool,
     /// Where to save it.
     pub save: Option<PathBuf>,
     /// BPF file system to read.
@@ -324,7 +353,7 @@ pub struct Resolved {
 impl Resolved {
     /// Settles what depends on the environment.
     pub fn new(common: Common) -> anyhow::Result<Self> {
-        let Common { output, from, save, bpffs, netns, color, quiet, verbose } = common;
+        let Common { output, from, mask, save, bpffs, netns, color, quiet, verbose } = common;
         if save.as_deref().is_some_and(|path| path.as_os_str() == "-") {
             anyhow::bail!("--save takes a file: standard output is for the answer");
         }
@@ -343,6 +372,7 @@ impl Resolved {
             let path = std::env::var_os("INSPECT_BPFFS").map(PathBuf::from);
             path.filter(|path| !path.as_os_str().is_empty())
         });
-        Ok(Self { format: output, from, nodes, save, bpffs, netns, color, quiet, verbose })
+        let mask = matches!(mask, Some(Mask::Clients));
+        Ok(Self { format: output, from, nodes, mask, save, bpffs, netns, color, quiet, verbose })
     }
 }

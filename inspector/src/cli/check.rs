@@ -18,6 +18,15 @@ use super::{
     vip,
 };
 
+const FORMS: &[Format] = &[
+    Format::Table,
+    Format::Json,
+    Format::Markdown,
+    Format::Junit,
+    Format::Github,
+    Format::Evidence,
+];
+
 /// One VIP of the file, judged.
 struct Held {
     judgement: Judgement,
@@ -27,7 +36,7 @@ struct Held {
 
 /// Reads the file, collects and judges each VIP, and prints.
 pub fn run(file: &Path, options: &Resolved) -> anyhow::Result<Answer> {
-    output::only("check", vip::FORMS_OF_NODE, options)?;
+    output::only("check", FORMS, options)?;
     let shown = file.to_string_lossy();
     let text = fs::read_to_string(file)
         .map_err(|error| anyhow::anyhow!("cannot read {shown}: {error}"))?;
@@ -47,6 +56,9 @@ pub fn run(file: &Path, options: &Resolved) -> anyhow::Result<Answer> {
         Document::write_all(held.iter().map(|one| &one.document), path)?;
     }
     print(&held, options)?;
+    if options.format == Format::Evidence {
+        return Ok(Answer::Yes);
+    }
     let answers = || held.iter().map(|one| vip::answer(&one.judgement, &one.checked));
     Ok(if answers().any(|answer| answer == Answer::No) {
         Answer::No
@@ -87,7 +99,8 @@ fn hold(item: &Item, documents: Option<&[Document]>, options: &Resolved) -> anyh
     loaded.narrow(via);
     let (judgement, checked) = judged(loaded.evidence())?;
     let verdict = serde_json::to_value(&judgement.verdict)?;
-    Ok(Held { judgement, checked, document: loaded.into_document(Some(verdict)) })
+    let document = output::leaving(loaded.into_document(Some(verdict)), options)?;
+    Ok(Held { judgement, checked, document })
 }
 
 fn print(held: &[Held], options: &Resolved) -> anyhow::Result<()> {

@@ -8,7 +8,7 @@ use std::{
 
 use inspector::{
     collect::{self, Options, Question},
-    evidence::{Evidence, file::Document},
+    evidence::{Evidence, file::Document, mask},
     report::table::Style,
 };
 
@@ -119,6 +119,11 @@ pub fn check_process(pid: Option<u32>, options: &Resolved) -> anyhow::Result<()>
         anyhow::bail!("there is no process {pid}: give the id of a running one with --pid");
     }
     Ok(())
+}
+
+/// The document as it leaves this program: masked, where the user wants it.
+pub fn leaving(document: Document, options: &Resolved) -> anyhow::Result<Document> {
+    if options.mask { Ok(mask::clients(&document)?) } else { Ok(document) }
 }
 
 /// Saves a document where the user wants it.

@@ -7,7 +7,7 @@ use inspector::{
         self, Judgement, Served,
         expect::{Checked, Expectation, Met},
     },
-    report::{annotations, ci, json, junit, markdown, table},
+    report::{annotations, ci, html, json, junit, markdown, picture, table},
 };
 
 use super::{
@@ -57,7 +57,11 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     let verdict = serde_json::to_value(&judgement.verdict)?;
     // The document (and its hash) costs as much as all the rest: made only where it is used.
     let needed = options.save.is_some() || names_hash(options.format);
-    let document = needed.then(|| loaded.into_document(Some(verdict)));
+    let document = if needed {
+        Some(output::leaving(loaded.into_document(Some(verdict)), options)?)
+    } else {
+        None
+    };
     if let Some(document) = &document {
         output::save(document, options.save.as_deref())?;
     }
@@ -68,6 +72,17 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
 pub const FORMS: &[Format] =
     &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Github];
 
+/// The forms of one judgement.
+pub const FORMS_OF_ONE: &[Format] = &[
+    Format::Table,
+    Format::Json,
+    Format::Markdown,
+    Format::Junit,
+    Format::Github,
+    Format::Html,
+    Format::Svg,
+];
+
 /// The forms of what reads a node: the evidence itself too.
 pub const FORMS_OF_NODE: &[Format] = &[
     Format::Table,
@@ -75,12 +90,14 @@ pub const FORMS_OF_NODE: &[Format] = &[
     Format::Markdown,
     Format::Junit,
     Format::Github,
+    Format::Html,
+    Format::Svg,
     Format::Evidence,
 ];
 
 /// Whether a form names the hash of the evidence.
 fn names_hash(format: Format) -> bool {
-    matches!(format, Format::Markdown | Format::Junit | Format::Evidence)
+    matches!(format, Format::Markdown | Format::Junit | Format::Html | Format::Evidence)
 }
 
 /// Prints a judgement and says what it comes to.
@@ -97,12 +114,18 @@ pub fn print(
         Format::Markdown => markdown::write(judgement, &checked, sha256, &mut out),
         Format::Junit => junit::write(&[ci::suite(judgement, &checked, sha256)], &mut out),
         Format::Github => annotations::write(&ci::annotations(judgement, &checked), &mut out),
+        Format::Html => html::write(judgement, &checked, sha256, out),
+        Format::Svg => writeln!(out, "{}", picture::svg(judgement)),
         Format::Evidence => match document {
             Some(document) => document.write_line(out),
             None => Ok(()),
         },
         _ => table::write(judgement, &checked, output::style(options), &mut out),
     })?;
+    // Evidence is printed to be judged elsewhere.
+    if options.format == Format::Evidence {
+        return Ok(Answer::Yes);
+    }
     Ok(answer(judgement, &checked))
 }
 
