@@ -1,4 +1,4 @@
-//! What is in `deploy/` and in the pages about it: the DaemonSet's privileges are enough and not too
+//! What is in `deploy/` and in the pages about it: the `DaemonSet`'s privileges are enough and not too
 //! many, the manifests are what the pages say, and the commands of the pages run.
 //!
 //! Needs root, bpf(2), and `setpriv` of util-linux; fails without.
@@ -30,7 +30,7 @@ fn documents(path: &str) -> Vec<Yaml> {
     documents.into_iter().map(|document| document.root).collect()
 }
 
-/// The init container of the DaemonSet.
+/// The init container of the `DaemonSet`.
 fn container() -> Yaml {
     let set = documents("deploy/kubernetes/daemonset.yaml").remove(0);
     let pod = set.at(&["spec", "template", "spec"]).expect("a pod");

@@ -1,5 +1,5 @@
 //! `inspect lint` on a tree like the one behind the first story: four Services that may be
-//! announced from a node without a backend, one DaemonSet that is everywhere. Needs no root.
+//! announced from a node without a backend, one `DaemonSet` that is everywhere. Needs no root.
 
 use std::{
     fs,

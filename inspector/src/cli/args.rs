@@ -334,8 +334,8 @@ pub struct Resolved {
     pub from: Option<PathBuf>,
     /// Files of several nodes, where more than one was named; `from` is the first of them.
     pub nodes: Vec<PathBuf>,
-    /// Whether to mask the addresses of clients.
-    pub mask: bool,
+    /// What to mask in evidence that leaves.
+    pub mask: Option<Mask>,
     /// Where to save it.
     pub save: Option<PathBuf>,
     /// BPF file system to read.
@@ -372,7 +372,6 @@ impl Resolved {
             let path = std::env::var_os("INSPECT_BPFFS").map(PathBuf::from);
             path.filter(|path| !path.as_os_str().is_empty())
         });
-        let mask = matches!(mask, Some(Mask::Clients));
         Ok(Self { format: output, from, nodes, mask, save, bpffs, netns, color, quiet, verbose })
     }
 }

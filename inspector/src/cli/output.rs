@@ -14,7 +14,7 @@ use inspector::{
 
 use clap::ValueEnum;
 
-use super::args::{Format, Resolved};
+use super::args::{Format, Mask, Resolved};
 
 /// Writes to standard output through a buffer.
 ///
@@ -123,7 +123,10 @@ pub fn check_process(pid: Option<u32>, options: &Resolved) -> anyhow::Result<()>
 
 /// The document as it leaves this program: masked, where the user wants it.
 pub fn leaving(document: Document, options: &Resolved) -> anyhow::Result<Document> {
-    if options.mask { Ok(mask::clients(&document)?) } else { Ok(document) }
+    match options.mask {
+        Some(Mask::Clients) => Ok(mask::clients(&document)?),
+        None => Ok(document),
+    }
 }
 
 /// Saves a document where the user wants it.

@@ -370,6 +370,8 @@ fn merge_keys(members: Vec<(String, Node)>) -> Vec<(String, Node)> {
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -417,7 +419,7 @@ mod tests {
         let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
         for level in 1..12 {
             let before = format!("*a{}, ", level - 1).repeat(10);
-            text += &format!("a{level}: &a{level} [{before}]\n");
+            writeln!(text, "a{level}: &a{level} [{before}]").expect("text");
         }
         let error = parse(0, &text).unwrap_err();
         assert!(error.reason.contains("aliases"), "{error:?}");
