@@ -10,6 +10,8 @@ pub mod collect;
 pub mod evidence;
 pub mod judge;
 pub mod lint;
+pub mod packet;
 pub mod report;
+pub mod simulate;
 pub mod sys;
 pub mod trace;

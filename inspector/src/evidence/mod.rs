@@ -11,6 +11,7 @@ pub mod network;
 pub mod programs;
 mod record;
 pub mod signature;
+pub mod simulation;
 pub mod tables;
 
 use std::{
@@ -34,7 +35,7 @@ use crate::cilium::proto::Protocol;
 pub const SCHEMA: &str = "inspector.evidence/1";
 
 /// Fields are added within a major; this counts the additions.
-pub const SCHEMA_MINOR: u32 = 0;
+pub const SCHEMA_MINOR: u32 = 1;
 
 /// Everything that was learned, from one node at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -72,6 +73,9 @@ pub struct Evidence {
     /// The network, where it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<network::Network>,
+    /// Runs of Cilium's programs on synthetic packets, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulation: Option<simulation::Simulation>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
     /// What was said of it when it was collected. Nothing rests on this: a verdict is judged

@@ -8,7 +8,9 @@ pub mod diff;
 pub mod expect;
 mod findings;
 pub mod programmed;
+mod simulated;
 mod stack;
+pub mod targets;
 mod walk;
 
 use std::fmt;
@@ -18,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use findings::{Finding, FindingId, Severity};
 use programmed::Programmed;
+pub use simulated::{Control, SimulatedPath, SimulationSummary};
 
 use crate::evidence::{Evidence, Subject, VipQuery, tables::Tables};
 
@@ -148,6 +151,9 @@ pub struct PathVerdict {
     pub why: Vec<String>,
     /// The neighbour entry that matters on this path, where it was read.
     pub neighbour: Option<String>,
+    /// What simulated packets came to, where there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<SimulatedPath>,
 }
 
 /// The answer about a VIP.
@@ -176,6 +182,9 @@ pub struct Judgement {
     pub verdict: Verdict,
     /// What is programmed.
     pub programmed: Programmed,
+    /// What was simulated, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulation: Option<SimulationSummary>,
     /// What was not looked at, or could not be, and why.
     pub not_measured: Vec<String>,
 }
@@ -245,6 +254,7 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
         collected: evidence.time.ended.clone(),
         verdict: Verdict { served, sentence, paths, findings },
         programmed,
+        simulation: evidence.simulation.as_ref().map(SimulationSummary::new),
         not_measured: evidence
             .sources
             .iter()
@@ -253,6 +263,7 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
                 Some(reason) => format!("{}: {reason}", source.what),
                 None => source.what.clone(),
             })
+            .chain(evidence.simulation.iter().flat_map(simulated::not_simulated))
             .collect(),
     }
 }

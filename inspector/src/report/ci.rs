@@ -82,7 +82,7 @@ fn of_claim(checked: &Checked) -> Status {
 /// The cases of one judgement; `sha256` is that of the evidence it rests on.
 #[must_use]
 pub fn suite(judgement: &Judgement, expectations: &[Checked], sha256: &str) -> Suite {
-    let Judgement { vip, node, collected, verdict, programmed, not_measured } = judgement;
+    let Judgement { vip, node, collected, verdict, programmed, not_measured, .. } = judgement;
     let by_claims = !expectations.is_empty();
     let case = |class: String, name: String, status: Status| Case {
         class: format!("{vip}.{class}"),

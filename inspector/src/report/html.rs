@@ -67,7 +67,7 @@ pub fn write(
     sha256: &str,
     out: &mut (impl Write + ?Sized),
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, not_measured } = judgement;
+    let Judgement { vip, node, collected, verdict, programmed, not_measured, .. } = judgement;
     let class = match verdict.served {
         Served::Yes => "yes",
         Served::No => "no",

@@ -7,7 +7,7 @@ use super::{
     table::{announced, details, served, slots},
 };
 use crate::judge::{
-    Grade, Judgement,
+    Grade, Judgement, PathVerdict, SimulationSummary,
     expect::{Checked, Met},
     programmed::Programmed,
 };
@@ -51,9 +51,22 @@ pub(super) fn control_of(judgement: &Judgement) -> String {
         ));
     }
     if simulated > 0 {
-        parts.push(format!(
-            "{simulated} paths simulated: see what the paths and findings say of the control"
-        ));
+        parts.push(format!("{simulated} paths simulated, each with a control"));
+    }
+    for path in &judgement.verdict.paths {
+        if let Some(one) = &path.simulated {
+            let control = &one.control;
+            parts.push(format!(
+                "{} {}: {} packets came to {}; control: the same to {}, which is no frontend: {}{}",
+                path.frontend,
+                path.path,
+                one.packets,
+                one.came(),
+                control.destination,
+                control.result,
+                if control.good { "" } else { ": failed, no proof" }
+            ));
+        }
     }
     if observed > 0 {
         parts.push(format!("{observed} paths observed: packets were seen"));
@@ -71,7 +84,8 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, not_measured } = judgement;
+    let Judgement { vip, node, collected, verdict, programmed, simulation, not_measured } =
+        judgement;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
     writeln!(
@@ -105,6 +119,9 @@ pub fn write(
     }
     if !verdict.paths.is_empty() {
         writeln!(out, "## The packet's way\n\n```mermaid\n{}```\n", mermaid(judgement))?;
+    }
+    if let Some(simulation) = simulation {
+        write_simulated(&verdict.paths, simulation, out)?;
     }
     if !verdict.findings.is_empty() {
         writeln!(out, "## Findings\n")?;
@@ -143,6 +160,39 @@ pub fn write(
         }
     }
     Ok(())
+}
+
+/// What simulated packets came to, with their controls, and what they left.
+fn write_simulated(
+    paths: &[PathVerdict],
+    simulation: &SimulationSummary,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    writeln!(out, "## Simulated\n")?;
+    writeln!(out, "{}.\n", escape(&simulation.to_string()))?;
+    let mut simulated =
+        paths.iter().filter_map(|path| Some((path, path.simulated.as_ref()?))).peekable();
+    if simulated.peek().is_none() {
+        return Ok(());
+    }
+    writeln!(out, "| Frontend | Path | From | Packets | Came to | Control | Its result |")?;
+    writeln!(out, "| --- | --- | --- | --- | --- | --- | --- |")?;
+    for (path, simulated) in simulated {
+        let control = &simulated.control;
+        writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {} | {}{} |",
+            escape(&path.frontend),
+            escape(&path.path),
+            simulated.source,
+            simulated.packets,
+            escape(&simulated.came()),
+            control.destination,
+            escape(&control.result),
+            if control.good { "" } else { ": failed, no proof" }
+        )?;
+    }
+    writeln!(out)
 }
 
 fn write_programmed(programmed: &Programmed, out: &mut impl Write) -> io::Result<()> {

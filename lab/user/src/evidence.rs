@@ -78,6 +78,7 @@ pub fn evidence(capture: &Capture, query: VipQuery) -> Result<Evidence, CaptureE
         )),
         network: Some(network(capture, &json("ip-addr.json")?, &json("ip-neigh.json")?, query)?),
         sources: Vec::new(),
+        simulation: None,
         verdict: None,
     })
 }

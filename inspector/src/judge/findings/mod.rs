@@ -133,6 +133,8 @@ finding_ids! {
     TwoBpffs = "two-bpffs", Warning;
     /// External and internal scope have different backends.
     ScopesDiffer = "scopes-differ", Warning;
+    /// A better proof contradicts a weaker one.
+    ProofConflict = "proof-conflict", Warning;
     /// A terminating backend is still in a slot.
     BackendTerminating = "backend-terminating", Warning;
     /// Flag bits without a meaning.
