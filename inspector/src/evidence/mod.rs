@@ -6,9 +6,11 @@
 
 mod entries;
 pub mod file;
+pub mod mask;
 pub mod network;
 pub mod programs;
 mod record;
+pub mod signature;
 pub mod simulation;
 pub mod tables;
 

@@ -1,8 +1,10 @@
 //! From evidence to a verdict: a pure function. No I/O, no clock, no kernel.
 
 mod attached;
+pub mod cluster;
 mod conclude;
 pub mod datapath;
+pub mod diff;
 pub mod expect;
 mod findings;
 pub mod programmed;

@@ -89,6 +89,14 @@ finding_ids! {
     FrontendSlotDangling = "frontend-slot-dangling", Error;
     /// This node answers for the VIP, policy Local, and has no backend.
     AnnouncedNoLocalBackend = "announced-no-local-backend", Error;
+    /// No node answers for the VIP (several nodes).
+    AnnouncedNowhere = "announced-nowhere", Error;
+    /// More than one node answers for the VIP (several nodes).
+    AnnouncedTwice = "announced-twice", Error;
+    /// A backend is not on the node that should have it (several nodes).
+    BackendNotOnItsNode = "backend-not-on-its-node", Error;
+    /// Nodes have the Service in different states (several nodes).
+    NodesDiffer = "nodes-differ", Warning;
     /// The reverse NAT entry is missing or restores something else.
     ReverseNatMissing = "reverse-nat-missing", Error;
     /// Source ranges are checked and let nobody through.
@@ -152,6 +160,30 @@ finding_ids! {
 impl fmt::Display for FindingId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
+    }
+}
+
+impl FindingId {
+    /// What several nodes together show.
+    pub const OF_SEVERAL_NODES: &[Self] = &[
+        Self::AnnouncedNowhere,
+        Self::AnnouncedTwice,
+        Self::AnnouncedNoLocalBackend,
+        Self::FrontendNoBackends,
+        Self::BackendNotOnItsNode,
+        Self::NodesDiffer,
+    ];
+
+    /// Whether one node alone can never show it.
+    #[must_use]
+    pub fn takes_several_nodes(self) -> bool {
+        matches!(
+            self,
+            Self::AnnouncedNowhere
+                | Self::AnnouncedTwice
+                | Self::BackendNotOnItsNode
+                | Self::NodesDiffer
+        )
     }
 }
 
