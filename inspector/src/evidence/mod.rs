@@ -10,6 +10,7 @@ pub mod network;
 pub mod programs;
 mod record;
 pub mod tables;
+pub mod trace;
 
 use std::{
     collections::BTreeMap,
@@ -70,6 +71,9 @@ pub struct Evidence {
     /// The network, where it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<network::Network>,
+    /// Real packets, where they were observed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<trace::Trace>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
     /// What was said of it when it was collected. Nothing rests on this: a verdict is judged

@@ -35,7 +35,8 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, not_measured } = judgement;
+    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } =
+        judgement;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
     writeln!(
@@ -62,6 +63,9 @@ pub fn write(
             )?;
         }
         writeln!(out)?;
+    }
+    if let Some(observed) = observed {
+        super::journeys::write_markdown(observed, out)?;
     }
     if !verdict.findings.is_empty() {
         writeln!(out, "## Findings\n")?;

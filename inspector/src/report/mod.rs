@@ -1,6 +1,7 @@
 //! Output: one file for each form, no decisions.
 
 pub mod datapath;
+pub mod journeys;
 pub mod json;
 pub mod lb_list;
 pub mod markdown;

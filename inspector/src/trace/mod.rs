@@ -6,6 +6,8 @@
 
 mod device;
 mod error;
+pub mod journey;
+pub mod pcapng;
 pub mod sighting;
 pub mod tc;
 

@@ -87,7 +87,8 @@ pub struct Sighting {
     /// The packet's headers as they were at this hook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<Packet>,
-    /// The neighbour that this is about.
+    /// The neighbour that this is about. At the tc hooks, without a packet: the address that an ARP
+    /// or NDP packet asks for or answers for; `detail` is then `request` or `reply`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<Neighbour>,
     /// The packet's mark.
@@ -96,6 +97,32 @@ pub struct Sighting {
     /// What the program returned, or the name of the reason of a drop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
+    /// The question of a route look-up, at [`Hook::Route`] of a tracepoint, where the packet itself
+    /// cannot be seen. `ifindex` is then the device that the answer names.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub flow: Option<Flow>,
+    /// Where the socket that sent the packet asked to go, where the observer knows that it is
+    /// elsewhere than the packet says: address and port before a translation at connect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<(IpAddr, u16)>,
+    /// The bytes that `packet` was read from: from the IP header (or the ARP packet) on, headers
+    /// alone. They are for captures and stay out of JSON.
+    #[serde(skip)]
+    pub headers: Option<Box<[u8]>>,
+}
+
+/// What the kernel looked a route up for, and what it found.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct Flow {
+    /// Source address; unspecified where the kernel has yet to choose one.
+    pub source: IpAddr,
+    /// Destination address.
+    pub destination: IpAddr,
+    /// Number of the transport protocol, 0 where the question has none.
+    pub protocol: u8,
+    /// The gateway that the answer names; none if the destination is on the link, or this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gateway: Option<IpAddr>,
 }
 
 /// A neighbour, as a hook named it.
