@@ -54,8 +54,8 @@ fn read(device: u32, name: &str, text: &str) -> Vec<Sighting> {
             let reply = words[2] == "Reply";
             let address: IpAddr =
                 words[if reply { 3 } else { 4 }].parse().expect("an address in an ARP line");
-            let from_node = line.contains("tell 192.168.2.10")
-                || line.contains("is-at 02:00:00:00:02:0a");
+            let from_node =
+                line.contains("tell 192.168.2.10") || line.contains("is-at 02:00:00:00:02:0a");
             sighting.hook = if from_node { Hook::TcEgress } else { Hook::TcIngress };
             sighting.neighbour = Some(Neighbour { address, state: None });
             sighting.detail = Some(if reply { "reply" } else { "request" }.to_owned());
@@ -92,7 +92,10 @@ fn read(device: u32, name: &str, text: &str) -> Vec<Sighting> {
             }
             let leaves = match name {
                 "eno1" | "wg0" => source.0 == IpAddr::from([192, 168, 2, 20]),
-                _ => source.0 != IpAddr::from([10, 77, 1, 143]) && source.0 != IpAddr::from([10, 77, 1, 55]),
+                _ => {
+                    source.0 != IpAddr::from([10, 77, 1, 143])
+                        && source.0 != IpAddr::from([10, 77, 1, 55])
+                }
             };
             sighting.hook = if leaves { Hook::TcEgress } else { Hook::TcIngress };
             sighting.packet = Some(Packet {
@@ -119,7 +122,8 @@ fn read(device: u32, name: &str, text: &str) -> Vec<Sighting> {
 /// `18:41:24.034110`
 fn nanoseconds(time: &str) -> u64 {
     let (clock, micros) = time.split_once('.').expect("microseconds");
-    let seconds = clock.split(':').fold(0, |sum, part| sum * 60 + part.parse::<u64>().expect("digits"));
+    let seconds =
+        clock.split(':').fold(0, |sum, part| sum * 60 + part.parse::<u64>().expect("digits"));
     (seconds * 1_000_000 + micros.parse::<u64>().expect("digits")) * 1000
 }
 
@@ -141,10 +145,11 @@ fn seen() -> (Evidence, Vec<Sighting>) {
 
 fn index(evidence: &Evidence, name: &str) -> u32 {
     let network = evidence.network.as_ref().expect("a network");
-    network.links.iter().find(|link| link.name == name).map_or_else(
-        || panic!("the captured node has no device {name}"),
-        |link| link.ifindex,
-    )
+    network
+        .links
+        .iter()
+        .find(|link| link.name == name)
+        .map_or_else(|| panic!("the captured node has no device {name}"), |link| link.ifindex)
 }
 
 /// The trace that our tc tier would have made of them.
@@ -234,7 +239,8 @@ fn the_two_connections_are_found_with_all_that_tcpdump_proves() {
     assert_eq!(lan.translation.as_ref().expect("a translation").after_ns, 40_000);
     assert_eq!(vpn.translation.as_ref().expect("a translation").after_ns, 81_000);
     // tcpdump saw that the node had to ask for the client, once.
-    let asked: Vec<_> = lan.lookups.iter().map(|one| (one.address.to_string(), one.is_vip)).collect();
+    let asked: Vec<_> =
+        lan.lookups.iter().map(|one| (one.address.to_string(), one.is_vip)).collect();
     assert_eq!(asked, [("192.168.2.50".to_owned(), false)]);
 }
 
@@ -350,8 +356,12 @@ fn a_packet_that_goes_another_way_than_programmed_is_a_conflict_with_both_shown(
     assert!(conflict.seen.contains("1 of 1 untranslated"), "{}", conflict.seen);
     assert!(conflict.seen.contains("left on eno1 with the VIP"), "{}", conflict.seen);
     // The other path was not observed, and keeps what is programmed.
-    let lan =
-        judgement.verdict.paths.iter().find(|one| one.path == "forwarded via eno1").expect("a path");
+    let lan = judgement
+        .verdict
+        .paths
+        .iter()
+        .find(|one| one.path == "forwarded via eno1")
+        .expect("a path");
     assert_eq!((lan.grade, lan.served), (Grade::Programmed, Served::Yes));
 }
 
@@ -379,7 +389,11 @@ fn a_responder_that_is_asked_and_stays_silent_is_found() {
     let (mut evidence, _) = traced();
     let eno1 = index(&evidence, "eno1");
     let silent = |evidence: &Evidence| {
-        judged(evidence).verdict.findings.into_iter().find(|one| one.id == FindingId::AnnounceSilent)
+        judged(evidence)
+            .verdict
+            .findings
+            .into_iter()
+            .find(|one| one.id == FindingId::AnnounceSilent)
     };
     // tcpdump saw two requests, and two answers.
     let trace = evidence.trace.as_mut().expect("a trace");
@@ -422,7 +436,8 @@ fn the_capture_holds_one_interface_for_each_hook_and_the_journey_with_each_packe
         match block.expect("a block") {
             Block::InterfaceDescription(interface) => {
                 for option in interface.options {
-                    if let interface_description::InterfaceDescriptionOption::IfName(name) = option {
+                    if let interface_description::InterfaceDescriptionOption::IfName(name) = option
+                    {
                         names.push(name.into_owned());
                     }
                 }

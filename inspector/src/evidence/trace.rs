@@ -156,8 +156,7 @@ impl Watched {
     #[must_use]
     pub fn saw_all_everywhere(&self, hook: Hook) -> bool {
         self.tiers.iter().any(|tier| {
-            let watched =
-                tier.hooks.iter().any(|one| one.hook == hook && one.ifindexes.is_none());
+            let watched = tier.hooks.iter().any(|one| one.hook == hook && one.ifindexes.is_none());
             watched && self.complete(tier.tier, hook)
         })
     }

@@ -198,8 +198,9 @@ fn raise(path: &mut PathVerdict, here: &[&Weighed], findings: &mut Vec<Finding>)
     let texts: Vec<String> =
         seen.values().map(|(outcome, times)| text(*outcome, *times, all, here)).collect();
     let served = served(path, here);
-    let contradicts_served =
-        path.outcome != Outcome::Unknown && path.served == Served::No && served == Some(Served::Yes);
+    let contradicts_served = path.outcome != Outcome::Unknown
+        && path.served == Served::No
+        && served == Some(Served::Yes);
     if !against.is_empty() || contradicts_served {
         let example = here.iter().find(|one| {
             against.iter().any(|(outcome, _)| *outcome == one.conclusion.outcome)
@@ -382,8 +383,7 @@ fn backends(frontend: &str, here: &[&Weighed], trace: &Trace, findings: &mut Vec
         one.translation.as_ref().map_or_else(String::new, |to| to.backend.clone())
     };
     let names = |weighed: &[&Weighed]| {
-        let names: BTreeSet<String> =
-            weighed.iter().map(|one| backend(&one.conclusion)).collect();
+        let names: BTreeSet<String> = weighed.iter().map(|one| backend(&one.conclusion)).collect();
         names.into_iter().collect::<Vec<_>>().join(", ")
     };
     let refusing: Vec<&Weighed> =
@@ -406,11 +406,8 @@ fn backends(frontend: &str, here: &[&Weighed], trace: &Trace, findings: &mut Vec
             )
         });
     }
-    let silent: Vec<&Weighed> = here
-        .iter()
-        .copied()
-        .filter(|one| is_silent_backend(&one.conclusion, trace))
-        .collect();
+    let silent: Vec<&Weighed> =
+        here.iter().copied().filter(|one| is_silent_backend(&one.conclusion, trace)).collect();
     if !silent.is_empty() {
         let times = number(&silent, |_| true);
         let waited = silent.iter().filter_map(|one| match one.conclusion.answer {
@@ -514,14 +511,14 @@ fn announcement(
         };
         let counted = trace.answers.iter().find(|one| one.ifindex == entry.ifindex);
         let (is_silent, what) = match counted {
-            Some(count) => {
-                (count.after == count.before, format!("its answer counter stays at {}", count.after))
-            }
-            // Without the counter, an answer must be known to be visible.
-            None => (
-                trace.watched.saw_all(Hook::TcEgress, entry.ifindex),
-                "no answer left".to_owned(),
+            Some(count) => (
+                count.after == count.before,
+                format!("its answer counter stays at {}", count.after),
             ),
+            // Without the counter, an answer must be known to be visible.
+            None => {
+                (trace.watched.saw_all(Hook::TcEgress, entry.ifindex), "no answer left".to_owned())
+            }
         };
         if is_silent {
             findings.push(finding(
@@ -547,7 +544,12 @@ fn counts(weighed: &[Weighed]) -> Vec<PathCount> {
         let path = conclusion.path.to_string();
         let same = counts.iter_mut().find(|one| {
             (one.frontend.as_str(), one.path.as_str(), one.outcome, one.served)
-                == (conclusion.frontend.as_str(), path.as_str(), conclusion.outcome, conclusion.served)
+                == (
+                    conclusion.frontend.as_str(),
+                    path.as_str(),
+                    conclusion.outcome,
+                    conclusion.served,
+                )
         });
         match same {
             Some(one) => one.journeys += times,
@@ -589,7 +591,11 @@ fn needed(evidence: &Evidence, paths: Vec<String>) -> Vec<String> {
 }
 
 /// Takes back what no longer holds once packets were seen: that no backend was tried.
-pub(super) fn outdated(finding: &Finding, observation: &Observation, paths: &[PathVerdict]) -> bool {
+pub(super) fn outdated(
+    finding: &Finding,
+    observation: &Observation,
+    paths: &[PathVerdict],
+) -> bool {
     let tried = |frontend: &str| {
         observation.conclusions.iter().any(|one| {
             is_of(one, frontend)
@@ -600,6 +606,5 @@ pub(super) fn outdated(finding: &Finding, observation: &Observation, paths: &[Pa
                 )
         })
     };
-    finding.id == FindingId::BackendNotProbed
-        && paths.iter().all(|path| tried(&path.frontend))
+    finding.id == FindingId::BackendNotProbed && paths.iter().all(|path| tried(&path.frontend))
 }

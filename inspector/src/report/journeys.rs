@@ -45,8 +45,7 @@ fn heading(observed: &Observation) -> String {
 fn tiers(observed: &Observation) -> String {
     let used: Vec<&str> =
         observed.tiers.iter().filter(|tier| tier.used).map(|tier| tier_name(tier.tier)).collect();
-    let mut text =
-        if used.is_empty() { "nothing was watched".to_owned() } else { used.join(", ") };
+    let mut text = if used.is_empty() { "nothing was watched".to_owned() } else { used.join(", ") };
     for tier in &observed.tiers {
         if let Some(reason) = &tier.reason {
             let what = if tier.used { "in part" } else { "not" };

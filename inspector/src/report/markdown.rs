@@ -35,8 +35,7 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } =
-        judgement;
+    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } = judgement;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
     writeln!(

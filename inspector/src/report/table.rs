@@ -37,8 +37,7 @@ pub fn write(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } =
-        judgement;
+    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } = judgement;
     writeln!(out, "{}", sentence(verdict.served, &verdict.sentence, style))?;
     if style.quiet {
         return write_expectations(expectations, style, out);

@@ -77,7 +77,8 @@ impl View<'_> {
         let is_vip = |address: IpAddr| self.context.vips.contains(&address);
         let on_host = self.path() == SeenPath::SocketOnHost;
         // What is dropped later does not reach the client.
-        let dropped = self.packets(Direction::Reply).any(|(step, _)| step.sighting.hook == Hook::Drop);
+        let dropped =
+            self.packets(Direction::Reply).any(|(step, _)| step.sighting.hook == Hook::Drop);
         let reaches_client = |hook: Hook| {
             on_host || matches!(hook, Hook::Queue | Hook::TcEgress | Hook::Transmit) && !dropped
         };

@@ -46,6 +46,11 @@ pub fn context(evidence: &Evidence, query: &VipQuery) -> Context {
             add(link.ifindex, &link.name);
         }
     }
+    let network = evidence.network.iter();
+    for address in network.flat_map(|network| &network.links).flat_map(|link| &link.addresses) {
+        let address = address.split('/').next().and_then(|address| address.parse().ok());
+        context.host_addresses.extend::<Option<std::net::IpAddr>>(address);
+    }
     if let Some(attachments) = &evidence.attachments {
         for device in &attachments.devices {
             add(device.ifindex, &device.name);

@@ -197,19 +197,27 @@ struct View<'j> {
 }
 
 /// Hooks that see that a neighbour is looked up; at tc egress, the question that leaves.
-const LOOKUPS: [Hook; 5] = [
-    Hook::NeighResolve,
-    Hook::NeighCreate,
-    Hook::NeighSolicit,
-    Hook::NeighDead,
-    Hook::TcEgress,
-];
+const LOOKUPS: [Hook; 5] =
+    [Hook::NeighResolve, Hook::NeighCreate, Hook::NeighSolicit, Hook::NeighDead, Hook::TcEgress];
+
+/// Something that was seen of a packet.
+struct Seen {
+    /// What, as a clause.
+    why: String,
+    /// For how many of the client's attempts.
+    attempts: u32,
+}
 
 /// Whether it was seen that a neighbour is looked up.
 fn is_lookup(sighting: &Sighting) -> bool {
     sighting.neighbour.is_some()
         && LOOKUPS.contains(&sighting.hook)
         && (sighting.hook != Hook::TcEgress || sighting.packet.is_none())
+}
+
+/// Whether a packet has just come in at this hook.
+fn is_arrival(hook: Hook) -> bool {
+    matches!(hook, Hook::TcIngress | Hook::Receive | Hook::ProgramEntry)
 }
 
 /// Destination of a packet, with its port.
@@ -301,16 +309,25 @@ impl<'j> View<'j> {
         Some((step, u16::from_be_bytes([high, low])))
     }
 
-    /// Where the packet was in the stack, or left it, with the VIP as destination.
-    fn with_vip_in_stack(&self) -> Option<(&'j Step, String)> {
-        self.requests().filter(|(_, packet)| self.carries_vip(packet)).find_map(|(step, _)| {
+    /// Where the packet was in the stack, or left it, with the VIP as destination: the first such
+    /// place, and for how many attempts this was seen.
+    fn with_vip_in_stack(&self) -> Option<(&'j Step, Seen)> {
+        let mut all = self.each_in_stack();
+        let (first, why) = all.next()?;
+        let attempts = all.map(|(step, _)| step.attempts).fold(first.attempts, u32::max);
+        Some((first, Seen { why, attempts }))
+    }
+
+    fn each_in_stack(&self) -> impl Iterator<Item = (&'j Step, String)> {
+        self.requests().filter(|(_, packet)| self.carries_vip(packet)).filter_map(|(step, _)| {
             let sighting = &step.sighting;
             if sighting.mark.is_some_and(|mark| mark & PROXY_MARK.1 == PROXY_MARK.0)
                 || self.kind(sighting.ifindex) == Some(DeviceKind::Inner)
             {
                 return None;
             }
-            let on = self.device(sighting.ifindex).map_or_else(String::new, |on| format!(" on {on}"));
+            let on =
+                self.device(sighting.ifindex).map_or_else(String::new, |on| format!(" on {on}"));
             let neighbour = sighting.neighbour.as_ref().map(|neighbour| neighbour.address);
             let what = match (sighting.hook, neighbour) {
                 (Hook::NeighResolve | Hook::NeighSolicit | Hook::NeighCreate, Some(address)) => {
@@ -341,7 +358,7 @@ impl<'j> View<'j> {
 
     /// A route look-up for the client's packet with the VIP as destination, and right after it a
     /// look-up of a neighbour on the device that the route named.
-    fn routed_and_looked_up(&self) -> Option<String> {
+    fn routed_and_looked_up(&self) -> Option<Seen> {
         let vip = self.journey.frontend.0;
         self.journey.steps.iter().find_map(|route| {
             let flow = route.sighting.flow.as_ref().filter(|flow| flow.destination == vip)?;
@@ -353,17 +370,19 @@ impl<'j> View<'j> {
             let routed_ns = route.sighting.monotonic_ns;
             self.journey.steps.iter().find_map(|step| {
                 let sighting = &step.sighting;
-                let soon = (routed_ns..=routed_ns + AFTER_ROUTE_NS).contains(&sighting.monotonic_ns);
+                let soon =
+                    (routed_ns..=routed_ns + AFTER_ROUTE_NS).contains(&sighting.monotonic_ns);
                 let same = is_lookup(sighting)
                     && sighting.ifindex == output
                     && sighting.neighbour.as_ref().is_some_and(|one| one.address == target);
-                (soon && same).then(|| {
-                    format!(
+                (soon && same).then(|| Seen {
+                    why: format!(
                         "routed with the VIP as destination, and {} after that the kernel asked \
                          for {target} on {}",
                         duration(sighting.monotonic_ns - routed_ns),
                         self.context.device(output)
-                    )
+                    ),
+                    attempts: route.attempts,
                 })
             })
         })
@@ -396,8 +415,14 @@ impl<'j> View<'j> {
             return VipLookups::NotWatched;
         }
         let lost: u64 = LOOKUPS.into_iter().map(|hook| self.watched.lost(hook)).sum();
+        // Of a packet whose arrival was lost, the look-ups belong to no journey.
+        let arrivals: u64 = [Hook::TcIngress, Hook::Receive, Hook::ProgramEntry]
+            .into_iter()
+            .map(|hook| self.watched.lost(hook))
+            .sum();
         let doubts = [
             (lost, "sightings of look-ups lost"),
+            (arrivals, "sightings of arrivals lost"),
             (self.watched.joined.neighbours_not_kept, "look-ups not kept"),
             (self.watched.joined.ambiguous, "sightings that fit several journeys"),
             (self.watched.joined.late, "sightings that came too late to be put in order"),
@@ -406,6 +431,10 @@ impl<'j> View<'j> {
         ];
         if let Some((number, what)) = doubts.into_iter().find(|(number, _)| *number > 0) {
             return VipLookups::NoneSeen { why: format!("{number} {what}") };
+        }
+        if !self.requests().next().is_some_and(|(step, _)| is_arrival(step.sighting.hook)) {
+            let why = "the packet was not seen before it left".to_owned();
+            return VipLookups::NoneSeen { why };
         }
         // A packet that waits for an entry that is there already makes no entry.
         if !self.watched.saw_all_everywhere(Hook::NeighResolve) {
@@ -416,11 +445,11 @@ impl<'j> View<'j> {
     }
 
     /// The drop of a packet that carries the VIP, where BPF programs drop.
-    fn dropped_in_bpf(&self) -> Option<String> {
+    fn dropped_in_bpf(&self) -> Option<Seen> {
         self.requests().filter(|(_, packet)| self.carries_vip(packet)).find_map(|(step, _)| {
             let sighting = &step.sighting;
             let on = self.context.device(sighting.ifindex);
-            match sighting.hook {
+            let why = match sighting.hook {
                 Hook::Drop => {
                     let reason = reason(sighting.detail.as_deref());
                     is_of_bpf(&reason).then(|| format!("dropped in BPF on {on} ({reason})"))
@@ -430,7 +459,8 @@ impl<'j> View<'j> {
                     (code == TC_ACT_SHOT).then(|| format!("Cilium's program on {on} dropped it"))
                 }
                 _ => None,
-            }
+            }?;
+            Some(Seen { why, attempts: step.attempts })
         })
     }
 
@@ -451,6 +481,15 @@ impl<'j> View<'j> {
             && self.watched.joined.late == 0;
         let all = |ifindex: &u32| self.watched.saw_all(Hook::TcIngress, *ifindex);
         complete && (everywhere || known && devices.all(|(ifindex, _)| all(ifindex)))
+    }
+
+    /// Whether an answer would have been seen: as it comes from a backend, and as it leaves to the
+    /// client.
+    fn saw_answers(&self) -> bool {
+        let Some((first, _)) = self.requests().next() else { return false };
+        let ifindex = first.sighting.ifindex;
+        let leaving = [Hook::TcEgress, Hook::Queue, Hook::Transmit];
+        self.saw_arrivals() && leaving.iter().any(|hook| self.watched.saw_all(*hook, ifindex))
     }
 
     /// How often the client's first packet came, and how often it was seen translated.
@@ -491,8 +530,8 @@ impl<'j> View<'j> {
         let until_ns = self.start_ns + translation.after_ns;
         let lookups = self.vip_lookups(until_ns);
         let before = in_stack.filter(|(step, _)| step.sighting.monotonic_ns < until_ns);
-        if let Some((_, what)) = before {
-            let why = format!("{what}, and translated to {} after that", translation.backend);
+        if let Some((_, seen)) = before {
+            let why = format!("{}, and translated to {} after that", seen.why, translation.backend);
             return (Outcome::Unknown, why, lookups);
         }
         let (attempts, translated) = self.attempts();
@@ -537,37 +576,52 @@ impl<'j> View<'j> {
 
     fn without_translation(
         &self,
-        in_stack: Option<(&Step, String)>,
+        in_stack: Option<(&Step, Seen)>,
         lookups: &VipLookups,
         answer: &Answer,
     ) -> (Outcome, String) {
-        if let Some(why) = self.dropped_in_bpf() {
-            return (Outcome::Dropped, why);
-        }
-        if let Some((_, why)) = in_stack {
-            return (Outcome::Untranslated, why);
-        }
-        if let VipLookups::Seen { for_packet: 1.., .. } = lookups {
-            let why = format!("the kernel asked for {}", self.journey.frontend.0);
-            return (Outcome::Untranslated, why);
-        }
-        if let Some(why) = self.routed_and_looked_up() {
-            return (Outcome::Untranslated, why);
-        }
-        if let Answer::Unreachable { by, .. } = answer
-            && *by == self.journey.frontend.0
-            && self.saw_arrivals()
-        {
-            let why = "answered with ICMP unreachable as the VIP, and no backend took part";
-            return (Outcome::NoBackend, why.to_owned());
-        }
-        let why = match answer {
-            Answer::Silent { .. } | Answer::NotYet { .. } => {
-                "nothing was seen of it after that: neither translated nor dropped"
+        let rejected = match answer {
+            Answer::Unreachable { by, .. }
+                if *by == self.journey.frontend.0 && self.saw_arrivals() =>
+            {
+                self.packets(Direction::Error).map(|(step, _)| step.attempts).max()
             }
-            _ => "answered as the VIP; by whom was not seen",
+            _ => None,
         };
-        (Outcome::Unknown, why.to_owned())
+        let for_packet = match lookups {
+            VipLookups::Seen { for_packet, .. } => *for_packet,
+            _ => 0,
+        };
+        let seen = if let Some(seen) = self.dropped_in_bpf() {
+            (Outcome::Dropped, seen)
+        } else if let Some((_, seen)) = in_stack {
+            (Outcome::Untranslated, seen)
+        } else if for_packet > 0 {
+            let why = format!("the kernel asked for {}", self.journey.frontend.0);
+            (Outcome::Untranslated, Seen { why, attempts: 1 })
+        } else if let Some(seen) = self.routed_and_looked_up() {
+            (Outcome::Untranslated, seen)
+        } else if let Some(attempts) = rejected {
+            let why = "answered with ICMP unreachable as the VIP, and no backend took part";
+            (Outcome::NoBackend, Seen { why: why.to_owned(), attempts })
+        } else {
+            let why = match answer {
+                Answer::Silent { .. } | Answer::NotYet { .. } => {
+                    "nothing was seen of it after that: neither translated nor dropped"
+                }
+                _ => "answered as the VIP; by whom was not seen",
+            };
+            return (Outcome::Unknown, why.to_owned());
+        };
+        let (outcome, Seen { why, attempts: seen }) = seen;
+        let (attempts, _) = self.attempts();
+        if seen < attempts {
+            let why = format!(
+                "the client tried {attempts} times; what became of {seen} was seen: {outcome}, {why}"
+            );
+            return (Outcome::Unknown, why);
+        }
+        (outcome, why)
     }
 
     fn lookups(&self) -> Vec<Lookup> {
@@ -734,7 +788,7 @@ pub fn conclude(journey: &Journey, context: &Context, watched: &Watched) -> Conc
             Served::No
         }
         // UDP need not answer.
-        (Answer::Silent { .. }, _) if journey.protocol == TCP && view.saw_arrivals() => Served::No,
+        (Answer::Silent { .. }, _) if journey.protocol == TCP && view.saw_answers() => Served::No,
         _ => Served::Unknown,
     };
     let (address, port) = journey.frontend;
@@ -825,7 +879,8 @@ impl fmt::Display for Conclusion {
             write!(f, "; {what}dropped{on} ({}, {})", drop.reason, duration(drop.after_ns))?;
         }
         write!(f, "; {}", self.answer)?;
-        if self.outcome == Outcome::Unknown && (self.translation.is_some() || self.proxy_port.is_some())
+        if self.outcome == Outcome::Unknown
+            && (self.translation.is_some() || self.proxy_port.is_some())
         {
             write!(f, "; cannot be told: {}", self.why)?;
         }

@@ -7,7 +7,6 @@ use serde::Serialize;
 
 use super::View;
 use crate::trace::journey::DeviceKind;
-use crate::trace::sighting::Hook;
 
 /// The path of a packet, as it was seen.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, JsonSchema)]
@@ -80,7 +79,7 @@ impl View<'_> {
         };
         let sighting = &first.sighting;
         let device = self.context.device(sighting.ifindex);
-        if matches!(sighting.hook, Hook::TcIngress | Hook::Receive | Hook::ProgramEntry) {
+        if super::is_arrival(sighting.hook) {
             return match self.kind(sighting.ifindex) {
                 Some(DeviceKind::Outside) => SeenPath::Forwarded { device },
                 Some(DeviceKind::Pod) if is_first_ttl(packet.ttl) => SeenPath::Pod { device },

@@ -47,6 +47,9 @@ pub struct Context {
     pub backends: BTreeSet<(IpAddr, u16)>,
     /// Addresses that are looked up as neighbours on the way to backends and back to clients.
     pub next_hops: BTreeSet<IpAddr>,
+    /// Addresses of the node itself, one of which it can put in the client's place; none if they are
+    /// not known.
+    pub host_addresses: BTreeSet<IpAddr>,
     /// Devices by their index.
     pub devices: BTreeMap<u32, Device>,
 }

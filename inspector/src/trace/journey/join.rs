@@ -2,7 +2,7 @@
 //!
 //! Its memory is bounded by [`Limits`], whatever comes in; what had to make room is counted.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
 use schemars::JsonSchema;
@@ -24,12 +24,17 @@ const ACK: u8 = 0x10;
 const SKB_NS: u64 = 1_000_000_000;
 /// The same where there is no packet to compare with.
 const SKB_BLIND_NS: u64 = 50_000_000;
-/// How far apart two sightings of one UDP packet can be that nothing but its length and IP id join.
-const UDP_NS: u64 = 1_000_000_000;
+/// How soon after a packet arrived it is seen with another source address.
+const REPLACED_NS: u64 = 10_000_000;
+/// How far apart two sightings of one UDP packet can be that nothing but its length and its IP id or
+/// flow label join: translation takes microseconds, and others may have the same a moment later.
+const UDP_NS: u64 = 1_000_000;
 /// Keys and buffers that one journey may hold.
 const KEYS: usize = 64;
 /// How many look-ups that only the time ties to it a journey takes.
 const LOOSE_PER_JOURNEY: usize = 16;
+/// How long before a packet leaves its neighbour can have been looked up.
+const BEFORE_LEAVING_NS: u64 = 10_000_000;
 /// How often it is looked which journeys are over, in the time of the sightings.
 const SWEEP_NS: u64 = 20_000_000;
 
@@ -240,6 +245,8 @@ pub struct Joiner {
     window: Window,
     open: BTreeMap<u64, Open>,
     next: u64,
+    /// Those of which no packet carried the VIP so far.
+    without_vip: BTreeSet<u64>,
     tuples: HashMap<Tuple, Bound>,
     numbers: HashMap<Numbers, Owner>,
     buffers: HashMap<u64, InBuffer>,
@@ -267,6 +274,7 @@ impl Joiner {
             limits,
             open: BTreeMap::new(),
             next: 0,
+            without_vip: BTreeSet::new(),
             tuples: HashMap::new(),
             numbers: HashMap::new(),
             buffers: HashMap::new(),
@@ -441,10 +449,16 @@ impl Joiner {
             }
         }
         match numbers.and_then(|numbers| self.numbers.get(&numbers).copied()) {
-            Some(Owner::One(id, direction)) if self.may_be(id, direction, tuple) => {
+            Some(Owner::One(id, direction))
+                if self.may_be(id, direction, tuple, sighting.monotonic_ns) =>
+            {
                 return Found::Journey(id, direction, Tie::Packet);
             }
-            Some(Owner::Many) => return self.by_source(packet, tuple, sighting.monotonic_ns).unwrap_or(Found::Several),
+            Some(Owner::Many) => {
+                return self
+                    .by_source(packet, tuple, sighting.monotonic_ns)
+                    .unwrap_or(Found::Several);
+            }
             _ => {}
         }
         if let Some(found) = self.in_buffer(sighting, packet, tuple) {
@@ -455,7 +469,7 @@ impl Joiner {
 
     /// Whether a packet with a journey's numbers can be its own: one that carries the VIP names the
     /// client, and any other goes to a backend or comes from one.
-    fn may_be(&self, id: u64, direction: Direction, tuple: Tuple) -> bool {
+    fn may_be(&self, id: u64, direction: Direction, tuple: Tuple, now_ns: u64) -> bool {
         let Some(open) = self.open.get(&id) else { return false };
         let (near, far) = match direction {
             Direction::Reply => (tuple.destination, tuple.source),
@@ -464,14 +478,27 @@ impl Joiner {
         if self.context.vips.contains(&far.0) {
             return match open.vip {
                 Some(vip) => (vip.source, vip.destination) == (near, far),
-                // A journey that was first seen translated, and whose source may be the node's.
-                None => true,
+                // A journey whose translated packet was seen first, since its arrival was not: if
+                // its source was replaced too, the numbers alone do not prove that it is this one.
+                None => open.source == near,
             };
+        }
+        if near != open.source && !self.may_replace(open, direction, near.0, now_ns) {
+            return false;
         }
         match open.backend {
             Some(backend) => backend == far,
             None => self.context.is_backend(far.0, far.1),
         }
+    }
+
+    /// Whether the node may have put this address in the client's place. It does so in the moment of
+    /// translation and with an address of its own; the same numbers otherwise are chance.
+    fn may_replace(&self, open: &Open, direction: Direction, address: IpAddr, now_ns: u64) -> bool {
+        let hosts = &self.context.host_addresses;
+        let soon =
+            direction != Direction::Request || now_ns.abs_diff(open.last_request.1) <= REPLACED_NS;
+        soon && !open.answered && (hosts.is_empty() || hosts.contains(&address))
     }
 
     /// By the buffer that the packet is in.
@@ -484,7 +511,7 @@ impl Joiner {
                 (None, None) => Print::of(packet) == held.print,
                 _ => false,
             };
-        let fits = same && self.may_be(held.journey, held.direction, tuple);
+        let fits = same && self.may_be(held.journey, held.direction, tuple, sighting.monotonic_ns);
         fits.then_some(Found::Journey(held.journey, held.direction, Tie::Skb))
     }
 
@@ -604,6 +631,7 @@ impl Joiner {
                 buffers: Vec::new(),
             },
         );
+        self.without_vip.insert(id);
         self.sources.entry((packet.protocol, tuple.source.0, tuple.source.1)).or_default().push(id);
         if let Some(first) = first {
             self.own(id, Numbers::First(first), Direction::Request);
@@ -621,15 +649,9 @@ impl Joiner {
             open.asked = Some(asked);
         }
         let first = open.first;
-        let mut source = None;
         match direction {
             Direction::Request if carries_vip && open.vip.is_none() => {
                 open.vip = Some(tuple);
-                // It was first seen translated, perhaps from another address.
-                if open.source != tuple.source {
-                    source = Some((open.source, tuple.source));
-                    open.source = tuple.source;
-                }
             }
             Direction::Request if carries_vip => {}
             Direction::Request => open.backend = Some(tuple.destination),
@@ -638,12 +660,11 @@ impl Joiner {
             }
             _ => {}
         }
+        if open.vip.is_some() || open.asked.is_some() {
+            self.without_vip.remove(&id);
+        }
         if direction == Direction::Request {
             open.last_request = (Print::of(packet), sighting.monotonic_ns);
-        }
-        if let Some((old, new)) = source {
-            self.forget_source(id, open_protocol(&self.open, id), old);
-            self.sources.entry((tuple.protocol, new.0, new.1)).or_default().push(id);
         }
         let (forward, back) = match direction {
             Direction::Reply => (tuple.reversed(), tuple),
@@ -725,7 +746,11 @@ impl Joiner {
         };
         let bound = self.tuples.get(&tuple).map(|bound| bound.journey);
         let by_number = || match Numbers::of(quoted).and_then(|one| self.numbers.get(&one)) {
-            Some(Owner::One(id, direction)) if self.may_be(*id, *direction, tuple) => Some(*id),
+            Some(Owner::One(id, direction))
+                if self.may_be(*id, *direction, tuple, sighting.monotonic_ns) =>
+            {
+                Some(*id)
+            }
             _ => None,
         };
         let by_source = || match self.by_source(quoted, tuple, sighting.monotonic_ns) {
@@ -849,11 +874,7 @@ impl Joiner {
 
     /// Ends a journey before its time: one that never carried the VIP, else the oldest.
     fn make_room(&mut self, now_ns: u64) {
-        let without = self
-            .open
-            .iter()
-            .find(|(_, open)| open.vip.is_none() && open.asked.is_none())
-            .map(|(id, _)| *id);
+        let without = self.without_vip.first().copied();
         let Some(id) = without.or_else(|| self.open.keys().next().copied()) else { return };
         let answered = self.open.get(&id).is_some_and(|open| open.answered);
         self.close(id, now_ns, !answered);
@@ -871,6 +892,7 @@ impl Joiner {
 
     fn close(&mut self, id: u64, now_ns: u64, cut_short: bool) {
         let Some(mut open) = self.open.remove(&id) else { return };
+        self.without_vip.remove(&id);
         self.forget_source(id, open.protocol, open.source);
         for numbers in &open.numbers {
             self.numbers.remove(numbers);
@@ -919,6 +941,12 @@ impl Joiner {
         let Some(start_ns) = open.steps.iter().map(|step| step.sighting.monotonic_ns).min() else {
             return;
         };
+        // A packet that is first seen when it leaves was given to a neighbour before.
+        let first = open.steps.iter().min_by_key(|step| step.sighting.monotonic_ns);
+        let arrived = first.is_some_and(|step| {
+            matches!(step.sighting.hook, Hook::TcIngress | Hook::Receive | Hook::ProgramEntry)
+        });
+        let start_ns = if arrived { start_ns } else { start_ns.saturating_sub(BEFORE_LEAVING_NS) };
         let from = self.loose.partition_point(|one| one.monotonic_ns < start_ns);
         let until = self.loose.partition_point(|one| one.monotonic_ns <= open.last_ns + SKB_NS);
         let mut room = LOOSE_PER_JOURNEY;
@@ -936,7 +964,7 @@ impl Joiner {
             if room == 0 {
                 open.steps_not_kept += 1;
                 self.counts.steps_not_kept += 1;
-                continue;
+                break;
             }
             let before = open.steps.len();
             // They come after everything else: some room is theirs alone.
@@ -945,10 +973,6 @@ impl Joiner {
             room -= open.steps.len() - before;
         }
     }
-}
-
-fn open_protocol(open: &BTreeMap<u64, Open>, id: u64) -> u8 {
-    open.get(&id).map_or(0, |open| open.protocol)
 }
 
 /// Whose packet something is.
