@@ -8,5 +8,6 @@
     reason = "a call in BPF takes no more than five registers and 512 bytes of stack in all"
 )]
 
-pub mod arrival;
+pub mod filter;
+pub mod observe;
 pub mod packet;

@@ -1,10 +1,10 @@
-//! Reads the headers of a packet, in two steps: where does it go, and then, for the few packets
-//! that matter, everything else.
+//! Reads the headers of a packet, all of them.
 //!
-//! It runs in the kernel under the verifier as well as in tests on the host: every loop is bounded,
-//! nothing is allocated, no length in the packet is believed before it is compared.
+//! No length in the packet is believed before it is compared.
 
-use crate::arrival::{Address, FLAG_FRAGMENT, FLAG_PORTS};
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::filter::is_icmp_error;
 
 /// A packet whose bytes can be read by offset.
 pub trait Bytes {
@@ -18,62 +18,42 @@ impl Bytes for [u8] {
     }
 }
 
-/// What stands in front of the IP header on a device.
-#[repr(u32)]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkLayer {
-    /// An Ethernet header.
-    Ethernet = 1,
-    /// Nothing: `WireGuard`, TUN, IP tunnels.
-    None = 2,
-}
-
-impl LinkLayer {
-    /// From its number, as it stands in the map of devices.
-    #[inline(always)]
-    #[must_use]
-    pub const fn from_number(number: u32) -> Option<Self> {
-        match number {
-            1 => Some(Self::Ethernet),
-            2 => Some(Self::None),
-            _ => None,
-        }
-    }
-}
-
-/// The fixed IP header of a packet, and where it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Ip {
-    /// Offset of the IP header in the packet, bytes.
-    pub offset: u32,
-    /// The header.
-    pub header: IpHeader,
-}
-
 /// The fixed part of an IP header, as it stands in the packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum IpHeader {
+pub enum Ip {
     /// IPv4, options not included.
     V4([u8; 20]),
     /// IPv6, extension headers not included.
     V6([u8; 40]),
 }
 
-/// Everything about a packet but its addresses. The fields are those of
-/// [`ArrivalEvent`](crate::arrival::ArrivalEvent).
+/// Everything about a packet but its addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[expect(missing_docs, reason = "documented once, at ArrivalEvent")]
 pub struct Details {
+    /// Length in bytes from the IP header to the end of the packet.
     pub length: u32,
-    pub flow_label: u32,
-    pub tcp_sequence: u32,
+    /// Length in bytes of what follows the transport header.
     pub payload_length: u32,
+    /// IPv6: flow label. IPv4: 0.
+    pub flow_label: u32,
+    /// IPv4: identification. IPv6: the lower half of the fragment header's, if there is one, else
+    /// 0.
     pub ip_id: u16,
-    pub source_port: u16,
-    pub destination_port: u16,
-    pub flags: u16,
+    /// TTL or hop limit.
+    pub ttl: u8,
+    /// Whether it is a fragment.
+    pub is_fragment: bool,
+    /// Number of the transport protocol, after IPv6's extension headers.
     pub protocol: u8,
-    pub tcp_flags: u8,
+    /// Source and destination port: TCP, UDP or SCTP, and not a later fragment.
+    pub ports: Option<(u16, u16)>,
+    /// TCP: sequence number, acknowledgement number, the flags byte (FIN is bit 0). Of a quoted
+    /// packet the sequence number alone may be there; the others are 0 then.
+    pub tcp: Option<(u32, u32, u8)>,
+    /// ICMP: type and code.
+    pub icmp: Option<(u8, u8)>,
+    /// ICMP errors: offset of the packet that is quoted, from the IP header on.
+    pub quoted: Option<u32>,
 }
 
 /// How a packet's headers contradict themselves.
@@ -96,203 +76,179 @@ pub enum Malformed {
 /// come twice.
 pub const MAX_EXTENSION_HEADERS: u32 = 8;
 
-const ETHERTYPE_IPV4: u16 = 0x0800;
-const ETHERTYPE_IPV6: u16 = 0x86dd;
-const ETHERTYPE_VLAN: u16 = 0x8100;
-const ETHERTYPE_SERVICE_VLAN: u16 = 0x88a8;
-/// VLAN tags that are followed. The outermost tag is usually not in the packet any more: the
-/// device or the kernel has moved it into the packet's metadata.
-const MAX_VLAN_TAGS: u32 = 2;
-
+/// Number of the protocol.
+pub const ICMP: u8 = 1;
+/// Number of the protocol.
+pub const ICMPV6: u8 = 58;
 const HOP_BY_HOP: u8 = 0;
-const TCP: u8 = 6;
-const UDP: u8 = 17;
+/// Number of the protocol.
+pub const TCP: u8 = 6;
+/// Number of the protocol.
+pub const UDP: u8 = 17;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
 const DESTINATION_OPTIONS: u8 = 60;
-const SCTP: u8 = 132;
+/// Number of the protocol.
+pub const SCTP: u8 = 132;
 const MOBILITY: u8 = 135;
 const HOST_IDENTITY: u8 = 139;
 const SHIM6: u8 = 140;
 
 impl Ip {
-    /// Finds the IP header. Nothing for what is not IP, or ends before its destination address.
-    #[inline(always)]
-    pub fn find<P: Bytes + ?Sized>(packet: &P, link: LinkLayer) -> Option<Self> {
-        match link {
-            LinkLayer::Ethernet => {
-                let [.., high, low] = packet.load::<14>(0)?;
-                let mut ethertype = u16::from_be_bytes([high, low]);
-                let mut offset = 14;
-                for _ in 0..MAX_VLAN_TAGS {
-                    if ethertype != ETHERTYPE_VLAN && ethertype != ETHERTYPE_SERVICE_VLAN {
-                        break;
-                    }
-                    let [_, _, high, low] = packet.load::<4>(offset)?;
-                    ethertype = u16::from_be_bytes([high, low]);
-                    offset += 4;
-                }
-                match ethertype {
-                    ETHERTYPE_IPV4 => Self::v4(packet, offset),
-                    ETHERTYPE_IPV6 => Self::v6(packet, offset),
-                    _ => None,
-                }
-            }
-            LinkLayer::None => match packet.load::<1>(0)?[0] >> 4 {
-                4 => Self::v4(packet, 0),
-                6 => Self::v6(packet, 0),
-                _ => None,
-            },
+    /// Reads the IP header that the packet begins with. Nothing for what is not IP, or ends before
+    /// its destination address.
+    pub fn find<P: Bytes + ?Sized>(packet: &P) -> Option<Self> {
+        match packet.load::<1>(0)?[0] >> 4 {
+            4 => Some(Self::V4(packet.load(0)?)),
+            6 => Some(Self::V6(packet.load(0)?)),
+            _ => None,
         }
     }
 
-    #[inline(always)]
-    fn v4<P: Bytes + ?Sized>(packet: &P, offset: u32) -> Option<Self> {
-        let header = packet.load::<20>(offset)?;
-        (header[0] >> 4 == 4).then_some(Self { offset, header: IpHeader::V4(header) })
-    }
-
-    #[inline(always)]
-    fn v6<P: Bytes + ?Sized>(packet: &P, offset: u32) -> Option<Self> {
-        let header = packet.load::<40>(offset)?;
-        (header[0] >> 4 == 6).then_some(Self { offset, header: IpHeader::V6(header) })
-    }
-
     /// The source address.
-    #[inline(always)]
     #[must_use]
-    pub fn source(&self) -> Address {
-        match &self.header {
-            IpHeader::V4(h) => Address::v4([h[12], h[13], h[14], h[15]]),
-            IpHeader::V6(h) => Address::v6([
-                h[8], h[9], h[10], h[11], h[12], h[13], h[14], h[15], h[16], h[17], h[18], h[19],
-                h[20], h[21], h[22], h[23],
-            ]),
+    pub fn source(&self) -> IpAddr {
+        match self {
+            Self::V4(header) => v4(header, 12),
+            Self::V6(header) => v6(header, 8),
         }
     }
 
     /// The destination address.
-    #[inline(always)]
     #[must_use]
-    pub fn destination(&self) -> Address {
-        match &self.header {
-            IpHeader::V4(h) => Address::v4([h[16], h[17], h[18], h[19]]),
-            IpHeader::V6(h) => Address::v6([
-                h[24], h[25], h[26], h[27], h[28], h[29], h[30], h[31], h[32], h[33], h[34], h[35],
-                h[36], h[37], h[38], h[39],
-            ]),
+    pub fn destination(&self) -> IpAddr {
+        match self {
+            Self::V4(header) => v4(header, 16),
+            Self::V6(header) => v6(header, 24),
         }
     }
 
-    /// Reads everything else. `packet_length` is the length of the whole packet, link layer
-    /// included, in bytes.
+    /// Reads everything else. `available` is the length of the whole packet, of which `packet` may
+    /// hold the headers alone.
     ///
     /// # Errors
     /// If the headers contradict themselves or the packet's length.
-    #[inline(always)]
     pub fn details<P: Bytes + ?Sized>(
         &self,
         packet: &P,
-        packet_length: u32,
+        available: u32,
     ) -> Result<Details, Malformed> {
-        let available = packet_length.saturating_sub(self.offset);
-        match &self.header {
-            IpHeader::V4(header) => self.details_v4(packet, header, available),
-            IpHeader::V6(header) => self.details_v6(packet, header, available),
+        match self {
+            Self::V4(header) => details_v4(packet, header, Some(available)),
+            Self::V6(header) => details_v6(packet, header, Some(available)),
         }
     }
 
-    #[inline(always)]
-    fn details_v4<P: Bytes + ?Sized>(
-        &self,
-        packet: &P,
-        header: &[u8; 20],
-        available: u32,
-    ) -> Result<Details, Malformed> {
-        let header_length = u32::from(header[0] & 0x0f) * 4;
-        if header_length < 20 {
-            return Err(Malformed::HeaderLength);
+    /// The same of a packet of which only the beginning is there, because an ICMP error quotes no
+    /// more: what its transport header says as far as it goes.
+    ///
+    /// # Errors
+    /// If the headers contradict themselves.
+    pub fn quoted_details<P: Bytes + ?Sized>(&self, packet: &P) -> Result<Details, Malformed> {
+        match self {
+            Self::V4(header) => details_v4(packet, header, None),
+            Self::V6(header) => details_v6(packet, header, None),
         }
-        // 0 is a merged packet of more than 64 KiB (BIG TCP).
-        let said = u32::from(u16::from_be_bytes([header[2], header[3]]));
-        let length = if said == 0 { available } else { said };
-        if length > available || length < header_length {
-            return Err(Malformed::TotalLength);
-        }
-        let fragment = u16::from_be_bytes([header[6], header[7]]);
-        let mut details = Details {
-            length,
-            ip_id: u16::from_be_bytes([header[4], header[5]]),
-            protocol: header[9],
-            ..Details::default()
-        };
-        if fragment & 0x3fff != 0 {
-            details.flags |= FLAG_FRAGMENT;
-        }
-        let is_later_fragment = fragment & 0x1fff != 0;
-        transport(packet, self.offset, header_length, is_later_fragment, &mut details)?;
-        Ok(details)
-    }
-
-    #[inline(always)]
-    fn details_v6<P: Bytes + ?Sized>(
-        &self,
-        packet: &P,
-        header: &[u8; 40],
-        available: u32,
-    ) -> Result<Details, Malformed> {
-        // 0 is a jumbogram or a merged packet of more than 64 KiB (BIG TCP).
-        let said = u32::from(u16::from_be_bytes([header[4], header[5]]));
-        let length = if said == 0 { available } else { said + 40 };
-        if length > available {
-            return Err(Malformed::TotalLength);
-        }
-        let mut details = Details {
-            length,
-            flow_label: u32::from_be_bytes([0, header[1] & 0x0f, header[2], header[3]]),
-            ..Details::default()
-        };
-        let mut next = header[6];
-        let mut headers_length = 40;
-        let mut is_later_fragment = false;
-        let mut headers = 0;
-        while is_extension(next) && !is_later_fragment {
-            if headers == MAX_EXTENSION_HEADERS {
-                return Err(Malformed::TooManyExtensionHeaders);
-            }
-            headers += 1;
-            let extension =
-                packet.load::<8>(self.offset + headers_length).ok_or(Malformed::ExtensionHeader)?;
-            let units = u32::from(extension[1]);
-            headers_length += match next {
-                FRAGMENT => {
-                    // Offset and "more": a fragment header with neither makes no fragment
-                    // (RFC 6946).
-                    let fragment = u16::from_be_bytes([extension[2], extension[3]]);
-                    if fragment & 0xfff9 != 0 {
-                        details.flags |= FLAG_FRAGMENT;
-                    }
-                    is_later_fragment = fragment & 0xfff8 != 0;
-                    details.ip_id = u16::from_be_bytes([extension[6], extension[7]]);
-                    8
-                }
-                AUTHENTICATION => (units + 2) * 4,
-                _ => (units + 1) * 8,
-            };
-            next = extension[0];
-        }
-        if headers_length > length {
-            return Err(Malformed::ExtensionHeader);
-        }
-        details.protocol = next;
-        transport(packet, self.offset, headers_length, is_later_fragment, &mut details)?;
-        Ok(details)
     }
 }
 
+fn v4(header: &[u8], at: usize) -> IpAddr {
+    let octets = header.get(at..).and_then(|rest| rest.first_chunk::<4>());
+    Ipv4Addr::from(octets.copied().unwrap_or_default()).into()
+}
+
+fn v6(header: &[u8], at: usize) -> IpAddr {
+    let octets = header.get(at..).and_then(|rest| rest.first_chunk::<16>());
+    Ipv6Addr::from(octets.copied().unwrap_or_default()).into()
+}
+
+fn details_v4<P: Bytes + ?Sized>(
+    packet: &P,
+    header: &[u8; 20],
+    available: Option<u32>,
+) -> Result<Details, Malformed> {
+    let header_length = u32::from(header[0] & 0x0f) * 4;
+    if header_length < 20 {
+        return Err(Malformed::HeaderLength);
+    }
+    let said = u32::from(u16::from_be_bytes([header[2], header[3]]));
+    let length = match available {
+        // 0 is a merged packet of more than 64 KiB (BIG TCP).
+        Some(available) if said == 0 => available,
+        Some(available) if said > available => return Err(Malformed::TotalLength),
+        _ => said,
+    };
+    if length < header_length {
+        return Err(Malformed::TotalLength);
+    }
+    let fragment = u16::from_be_bytes([header[6], header[7]]);
+    let details = Details {
+        length,
+        ip_id: u16::from_be_bytes([header[4], header[5]]),
+        ttl: header[8],
+        protocol: header[9],
+        is_fragment: fragment & 0x3fff != 0,
+        ..Details::default()
+    };
+    let is_later_fragment = fragment & 0x1fff != 0;
+    transport(packet, header_length, is_later_fragment, details, available.is_none(), false)
+}
+
+fn details_v6<P: Bytes + ?Sized>(
+    packet: &P,
+    header: &[u8; 40],
+    available: Option<u32>,
+) -> Result<Details, Malformed> {
+    let said = u32::from(u16::from_be_bytes([header[4], header[5]]));
+    let length = match available {
+        // 0 is a jumbogram or a merged packet of more than 64 KiB (BIG TCP).
+        Some(available) if said == 0 => available,
+        Some(available) if said + 40 > available => return Err(Malformed::TotalLength),
+        _ => said + 40,
+    };
+    let mut details = Details {
+        length,
+        flow_label: u32::from_be_bytes([0, header[1] & 0x0f, header[2], header[3]]),
+        ttl: header[7],
+        ..Details::default()
+    };
+    let mut next = header[6];
+    let mut headers_length = 40;
+    let mut is_later_fragment = false;
+    let mut headers = 0;
+    while is_extension(next) && !is_later_fragment {
+        if headers == MAX_EXTENSION_HEADERS {
+            return Err(Malformed::TooManyExtensionHeaders);
+        }
+        headers += 1;
+        let extension = packet.load::<8>(headers_length).ok_or(Malformed::ExtensionHeader)?;
+        let units = u32::from(extension[1]);
+        headers_length += match next {
+            FRAGMENT => {
+                // Offset and "more": a fragment header with neither makes no fragment (RFC 6946).
+                let fragment = u16::from_be_bytes([extension[2], extension[3]]);
+                details.is_fragment |= fragment & 0xfff9 != 0;
+                is_later_fragment = fragment & 0xfff8 != 0;
+                details.ip_id = u16::from_be_bytes([extension[6], extension[7]]);
+                8
+            }
+            AUTHENTICATION => (units + 2) * 4,
+            _ => (units + 1) * 8,
+        };
+        next = extension[0];
+    }
+    if headers_length > length {
+        return Err(Malformed::ExtensionHeader);
+    }
+    details.protocol = next;
+    transport(packet, headers_length, is_later_fragment, details, available.is_none(), true)
+}
+
+/// Whether this is an extension header of IPv6, which another header follows.
 #[inline(always)]
-const fn is_extension(next: u8) -> bool {
+#[must_use]
+pub const fn is_extension(next: u8) -> bool {
     matches!(
         next,
         HOP_BY_HOP
@@ -306,46 +262,70 @@ const fn is_extension(next: u8) -> bool {
     )
 }
 
-/// Reads the transport header behind `ip_headers_length` bytes of IP headers, which are no more than
+/// Reads the transport header behind `before` bytes of IP headers, which are no more than
 /// `details.length`.
-#[inline(always)]
 fn transport<P: Bytes + ?Sized>(
     packet: &P,
-    ip_offset: u32,
-    ip_headers_length: u32,
+    before: u32,
     is_later_fragment: bool,
-    details: &mut Details,
-) -> Result<(), Malformed> {
-    let length = details.length - ip_headers_length;
+    mut details: Details,
+    is_quoted: bool,
+    is_v6: bool,
+) -> Result<Details, Malformed> {
+    let length = details.length - before;
     details.payload_length = length;
     if is_later_fragment {
-        return Ok(());
+        return Ok(details);
     }
-    let offset = ip_offset + ip_headers_length;
-    let header_length = match details.protocol {
-        TCP => {
-            let header = packet.load::<14>(offset).ok_or(Malformed::TransportHeader)?;
-            details.tcp_sequence = u32::from_be_bytes([header[4], header[5], header[6], header[7]]);
-            details.tcp_flags = header[13];
-            let header_length = u32::from(header[12] >> 4) * 4;
-            if header_length < 20 {
-                return Err(Malformed::TransportHeader);
+    let own = match details.protocol {
+        TCP => match packet.load::<14>(before) {
+            Some(header) => {
+                let word = |at: usize| {
+                    u32::from_be_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]])
+                };
+                details.tcp = Some((word(4), word(8), header[13]));
+                let own = u32::from(header[12] >> 4) * 4;
+                if own < 20 {
+                    return Err(Malformed::TransportHeader);
+                }
+                own
             }
-            header_length
-        }
+            None if is_quoted => {
+                details.tcp = packet
+                    .load::<4>(before + 4)
+                    .map(|sequence| (u32::from_be_bytes(sequence), 0, 0));
+                20
+            }
+            None => return Err(Malformed::TransportHeader),
+        },
         UDP => 8,
         SCTP => 12,
-        _ => return Ok(()),
+        ICMP | ICMPV6 => {
+            let [kind, code] = packet.load::<2>(before).ok_or(Malformed::TransportHeader)?;
+            if length < 8 {
+                return Err(Malformed::TransportHeader);
+            }
+            details.icmp = Some((kind, code));
+            details.payload_length = length - 8;
+            if is_icmp_error(is_v6, kind) {
+                details.quoted = Some(before + 8);
+            }
+            return Ok(details);
+        }
+        _ => return Ok(details),
     };
-    if header_length > length {
+    if own > length {
         return Err(Malformed::TransportHeader);
     }
-    let ports = packet.load::<4>(offset).ok_or(Malformed::TransportHeader)?;
-    details.source_port = u16::from_be_bytes([ports[0], ports[1]]);
-    details.destination_port = u16::from_be_bytes([ports[2], ports[3]]);
-    details.flags |= FLAG_PORTS;
-    details.payload_length = length - header_length;
-    Ok(())
+    match packet.load::<4>(before) {
+        Some([a, b, c, d]) => {
+            details.ports = Some((u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d])));
+        }
+        None if is_quoted => {}
+        None => return Err(Malformed::TransportHeader),
+    }
+    details.payload_length = length - own;
+    Ok(details)
 }
 
 #[cfg(test)]
@@ -380,51 +360,54 @@ mod tests {
     const UDP_HEADER: [u8; 8] = [0, 1, 0, 2, 0, 8, 0, 0];
 
     fn details(packet: &[u8]) -> Result<Details, Malformed> {
-        let ip = Ip::find(packet, LinkLayer::None).expect("an IP header");
+        let ip = Ip::find(packet).expect("an IP header");
         ip.details(packet, u32::try_from(packet.len()).expect("short"))
     }
 
-    fn ethernet(ethertype: &[u8], packet: &[u8]) -> Vec<u8> {
-        let mut frame = std::vec![0; 12];
-        frame.extend(ethertype);
-        frame.extend(packet);
-        frame
+    #[test]
+    fn addresses_are_read_and_what_is_not_ip_is_left_alone() {
+        let packet = v4(5, 28, 0, UDP, &UDP_HEADER);
+        let ip = Ip::find(packet.as_slice()).expect("found");
+        assert_eq!(ip.source(), IpAddr::from([10, 0, 0, 1]));
+        assert_eq!(ip.destination(), IpAddr::from([10, 0, 0, 2]));
+        let ip = Ip::find(v6(UDP, &UDP_HEADER).as_slice()).expect("found");
+        assert_eq!(ip.source(), IpAddr::from([1; 16]));
+        assert_eq!(ip.destination(), IpAddr::from([2; 16]));
+        assert_eq!(Ip::find(&packet[..19]), None);
+        assert_eq!(Ip::find(&v6(UDP, &[])[..39]), None);
+        assert_eq!(Ip::find([0x55; 60].as_slice()), None);
+        assert_eq!(Ip::find([].as_slice()), None);
     }
 
     #[test]
-    fn addresses_are_read_behind_any_link_layer() {
-        let packet = v4(5, 28, 0, UDP, &UDP_HEADER);
-        for (link, frame, offset) in [
-            (LinkLayer::None, packet.clone(), 0),
-            (LinkLayer::Ethernet, ethernet(&[8, 0], &packet), 14),
-            (LinkLayer::Ethernet, ethernet(&[0x81, 0, 0, 7, 8, 0], &packet), 18),
-            (LinkLayer::Ethernet, ethernet(&[0x88, 0xa8, 0, 7, 0x81, 0, 0, 8, 8, 0], &packet), 22),
-        ] {
-            let ip = Ip::find(frame.as_slice(), link).expect("found");
-            assert_eq!(ip.offset, offset);
-            assert_eq!(ip.source(), Address::v4([10, 0, 0, 1]));
-            assert_eq!(ip.destination(), Address::v4([10, 0, 0, 2]));
-        }
-        let frame = ethernet(&[0x86, 0xdd], &v6(UDP, &UDP_HEADER));
-        let ip = Ip::find(frame.as_slice(), LinkLayer::Ethernet).expect("found");
-        assert_eq!(ip.source(), Address::v6([1; 16]));
-        assert_eq!(ip.destination(), Address::v6([2; 16]));
-    }
+    fn tcp_and_icmp_are_read_and_what_an_error_quotes() {
+        let tcp = [0, 1, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4, 0x50, 0x12, 0, 0, 0, 0, 0, 0];
+        let found = details(&v4(5, 40, 0, TCP, &tcp)).expect("well-formed");
+        assert_eq!((found.ports, found.tcp), (Some((1, 2)), Some((3, 4, 0x12))));
+        assert_eq!((found.ttl, found.payload_length), (64, 0));
 
-    #[test]
-    fn what_is_not_ip_is_left_alone() {
-        let packet = v4(5, 28, 0, UDP, &UDP_HEADER);
-        // ARP; IPv6 by the Ethernet header, IPv4 by its own; three tags.
-        for ethertype in
-            [&[8, 6][..], &[0x86, 0xdd], &[0x81, 0, 0, 7, 0x81, 0, 0, 8, 0x81, 0, 0, 9, 8, 0]]
-        {
-            assert_eq!(
-                Ip::find(ethernet(ethertype, &packet).as_slice(), LinkLayer::Ethernet),
-                None
-            );
-        }
-        assert_eq!(Ip::find(&packet[..19], LinkLayer::None), None);
-        assert_eq!(Ip::find([].as_slice(), LinkLayer::None), None);
+        let mut error = std::vec![3, 1, 0, 0, 0, 0, 0, 0];
+        error.extend(&v4(5, 60, 0, TCP, &tcp)[..28]);
+        let packet = v4(5, 56, 0, ICMP, &error);
+        let found = details(&packet).expect("well-formed");
+        assert_eq!((found.icmp, found.quoted, found.ports), (Some((3, 1)), Some(28), None));
+        let quoted = &packet[28..];
+        let found = Ip::find(quoted).expect("an IP header").quoted_details(quoted);
+        let found = found.expect("well-formed");
+        assert_eq!((found.ports, found.tcp), (Some((1, 2)), Some((3, 0, 0))));
+        // All of it is there.
+        let quoted = v6(TCP, &tcp);
+        let found = Ip::find(quoted.as_slice()).expect("it").quoted_details(quoted.as_slice());
+        assert_eq!(found.expect("well-formed").tcp, Some((3, 4, 0x12)));
+        // Not even the ports are.
+        let quoted = v4(5, 60, 0, UDP, &[0; 2]);
+        let found = Ip::find(quoted.as_slice()).expect("it").quoted_details(quoted.as_slice());
+        assert_eq!(found.expect("well-formed").ports, None);
+        // An echo request quotes nothing, and type 3 is an error in both families.
+        let echo = details(&v4(5, 28, 0, ICMP, &[8, 0, 0, 0, 0, 0, 0, 0])).expect("well-formed");
+        assert_eq!((echo.icmp, echo.quoted), (Some((8, 0)), None));
+        let packet = details(&v6(ICMPV6, &[3, 0, 0, 0, 0, 0, 0, 0])).expect("well-formed");
+        assert_eq!((packet.icmp, packet.quoted), (Some((3, 0)), Some(48)));
     }
 
     #[test]
@@ -449,9 +432,8 @@ mod tests {
                 flow_label: 0xa_bcde,
                 payload_length: 3,
                 ip_id: 0x5678,
-                source_port: 1,
-                destination_port: 2,
-                flags: FLAG_PORTS,
+                ttl: 64,
+                ports: Some((1, 2)),
                 protocol: UDP,
                 ..Details::default()
             }
@@ -461,22 +443,23 @@ mod tests {
     #[test]
     fn later_fragments_have_no_ports() {
         let first = details(&v4(5, 28, 0x2000, UDP, &UDP_HEADER)).expect("well-formed");
-        assert_eq!((first.flags, first.destination_port), (FLAG_FRAGMENT | FLAG_PORTS, 2));
+        assert_eq!((first.is_fragment, first.ports), (true, Some((1, 2))));
         let later = details(&v4(5, 28, 1, UDP, &UDP_HEADER)).expect("well-formed");
-        assert_eq!((later.flags, later.destination_port), (FLAG_FRAGMENT, 0));
+        assert_eq!((later.is_fragment, later.ports), (true, None));
         assert_eq!(later.payload_length, 8);
         // "Don't fragment" is no fragment.
         let whole = details(&v4(5, 28, 0x4000, UDP, &UDP_HEADER)).expect("well-formed");
-        assert_eq!(whole.flags, FLAG_PORTS);
+        assert_eq!((whole.is_fragment, whole.ports), (false, Some((1, 2))));
 
         let fragment = |bits: [u8; 2]| {
             let mut chain = std::vec![UDP, 0, bits[0], bits[1], 0, 0, 0, 9];
             chain.extend(UDP_HEADER);
-            details(&v6(FRAGMENT, &chain)).expect("well-formed")
+            let details = details(&v6(FRAGMENT, &chain)).expect("well-formed");
+            (details.is_fragment, details.ports)
         };
-        assert_eq!(fragment([0, 1]).flags, FLAG_FRAGMENT | FLAG_PORTS);
-        assert_eq!(fragment([0, 8]).flags, FLAG_FRAGMENT);
-        assert_eq!(fragment([0, 0]).flags, FLAG_PORTS);
+        assert_eq!(fragment([0, 1]), (true, Some((1, 2))));
+        assert_eq!(fragment([0, 8]), (true, None));
+        assert_eq!(fragment([0, 0]), (false, Some((1, 2))));
     }
 
     #[test]
@@ -517,28 +500,24 @@ mod tests {
         #[test]
         fn no_input_is_believed(
             bytes in proptest::collection::vec(any::<u8>(), 0..200),
-            is_ethernet in any::<bool>(),
             family in prop_oneof![Just(0x45u8), Just(0x4f), Just(0x60), any::<u8>()],
             next in prop_oneof![Just(0u8), Just(43), Just(44), Just(51), Just(60), any::<u8>()],
+            protocol in prop_oneof![Just(1u8), Just(6), Just(17), any::<u8>()],
         ) {
             let mut bytes = bytes;
-            let link = if is_ethernet { LinkLayer::Ethernet } else { LinkLayer::None };
-            let start = if is_ethernet { 14 } else { 0 };
-            if let Some(first) = bytes.get_mut(start) {
-                *first = family;
+            for (at, value) in [(0, family), (6, next), (9, protocol)] {
+                if let Some(byte) = bytes.get_mut(at) {
+                    *byte = value;
+                }
             }
-            if let Some(header) = bytes.get_mut(start + 6) {
-                *header = next;
-            }
-            if let (true, Some(ethertype)) = (is_ethernet, bytes.get_mut(12..14)) {
-                ethertype.copy_from_slice(if family >> 4 == 6 { &[0x86, 0xdd] } else { &[8, 0] });
-            }
+            let bytes = bytes.as_slice();
             let length = u32::try_from(bytes.len()).expect("short");
-            if let Some(ip) = Ip::find(bytes.as_slice(), link)
-                && let Ok(details) = ip.details(bytes.as_slice(), length)
-            {
-                prop_assert!(ip.offset + details.length <= length);
-                prop_assert!(details.payload_length <= details.length);
+            if let Some(ip) = Ip::find(bytes) {
+                if let Ok(details) = ip.details(bytes, length) {
+                    prop_assert!(details.length <= length);
+                    prop_assert!(details.payload_length <= details.length);
+                }
+                let _ = ip.quoted_details(bytes);
             }
         }
     }

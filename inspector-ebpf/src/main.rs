@@ -1,12 +1,23 @@
 //! inspector's eBPF programs: one object file, of which user space loads what it needs.
+//!
+//! None of them decides about a packet or changes one.
 #![no_std]
 #![no_main]
+#![expect(
+    clippy::cast_possible_truncation,
+    reason = "sizes are small, lengths of packets fit, and the kernel keeps short numbers in long words"
+)]
 #![expect(
     clippy::inline_always,
     reason = "a call in BPF takes no more than five registers and 512 bytes of stack in all"
 )]
 
-mod arrival;
+mod emit;
+mod kernel;
+mod probe;
+mod tc;
+mod tracepoint;
+mod watched;
 
 /// Read by the kernel: helpers for GPL-compatible programs only are used.
 #[unsafe(link_section = "license")]

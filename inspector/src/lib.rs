@@ -8,6 +8,8 @@ pub mod cilium;
 pub mod collect;
 pub mod evidence;
 pub mod judge;
+pub mod packet;
 pub mod report;
+pub mod simulate;
 pub mod sys;
 pub mod trace;

@@ -120,6 +120,8 @@ fn release_of(name: &str) -> Release {
         Release::V1_13_90
     } else if name.starts_with("v1.21") {
         Release::V1_21
+    } else if name.starts_with("v1.19") {
+        Release::V1_19
     } else {
         Release::V1_18
     }
@@ -142,13 +144,14 @@ fn the_release_is_told_from_the_pins() {
         let expected = match release_of(&name) {
             Release::V1_13_90 => "1.13.90",
             Release::V1_18 => "1.18",
+            Release::V1_19 => "1.19",
             _ => "1.20 to 1.21",
         };
         assert_eq!(range.to_string(), expected, "{name}");
         assert_eq!(range.assumed(), release_of(&name), "{name}");
         told += 1;
     }
-    assert_eq!(told, 9);
+    assert_eq!(told, 10);
 }
 
 /// What the table of behaviours says of the services maps, where the maps can tell.
@@ -428,7 +431,7 @@ fn conntrack_is_what_was_printed() {
                 entry.backend_id().unwrap_or(0)
             )
             .unwrap();
-            if release >= Release::V1_19 {
+            if release >= Release::V1_20 {
                 write!(line, " NatPort={}", u16::from_be_bytes(entry.word40)).unwrap();
             }
             line

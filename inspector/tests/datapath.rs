@@ -24,6 +24,10 @@ use inspector::{
     },
     judge::datapath::{self, Datapath, Holder, Reach},
     report::{datapath::Report, table::Style},
+    trace::{
+        observe::{Observers, Plan},
+        sighting::Tier,
+    },
 };
 use inspector_lab::Lab;
 use net::{DEVICE, Host, index, node_and_client, tun};
@@ -156,8 +160,10 @@ fn a_foreign_program_behind_is_no_shadow_and_our_observer_is_none_either() {
         let from = Code::tc("cil_from_netdev").uses(&services).load();
         let _link = from.tcx(eno1, TCX_INGRESS, false);
         let _behind = Code::tc("shaper").load().tcx(eno1, TCX_INGRESS, false);
-        let mut observer = inspector::trace::tc::Observer::load(1 << 12).expect("the observer");
-        observer.attach("eno1").expect("attach");
+        let plan =
+            Plan { ingress: vec!["eno1".to_owned()], tiers: [Tier::Tc].into(), ..Plan::default() };
+        let observers = Observers::start(&plan).expect("the observers");
+        assert_eq!(observers.status()[0].attached, ["eno1 ingress (tcx)"]);
         let (seen, found) = look(&lab);
         assert_eq!(hooks(&seen, eno1).len(), 3);
         assert_eq!(finding_ids(&found), [""; 0]);

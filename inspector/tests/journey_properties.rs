@@ -142,6 +142,7 @@ const SORTS: [Sort; 15] = [
 
 /// One connection, and how it is disguised.
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that vary on their own")]
 struct Connection {
     sort: Sort,
     v6: bool,
@@ -159,6 +160,7 @@ struct Connection {
 
 /// What is true of a connection.
 #[derive(Debug, Clone)]
+#[allow(clippy::struct_excessive_bools, reason = "properties that vary on their own")]
 struct Truth {
     sort: Sort,
     path: String,

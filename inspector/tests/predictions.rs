@@ -70,7 +70,12 @@ const DISAGREEMENTS: &[(&str, &str)] = &[
     ),
     ("v1.18-l7lb: forwarded via wg0 to 192.168.2.37:80/tcp", "as above"),
     ("v1.18-l7lb: socket on host to 192.168.2.21:8443/tcp", "as above"),
-    ("v1.21-l7lb: forwarded via eno1 to 192.168.2.37:80/tcp", "as above"),
+    (
+        "v1.19-tcx: forwarded from pod to 10.96.0.1:443/tcp",
+        "the node routes its cluster addresses to cilium_host; what that device's program does with \
+         a packet for an address of nobody is not judged",
+    ),
+    ("v1.21-l7lb: forwarded via eno1 to 192.168.2.37:80/tcp", "as for the same VIP of v1.18-l7lb"),
     ("v1.21-l7lb: forwarded via wg0 to 192.168.2.37:80/tcp", "as above"),
     ("v1.21-l7lb: socket on host to 192.168.2.21:8443/tcp", "as above"),
 ];
@@ -195,4 +200,29 @@ fn pods_take_the_path_that_their_programs_give_them() {
     let hostns = "v1.18-sock-hostns-only";
     assert_eq!(pod(hostns, "pod"), (Outcome::DnatBeforeNeigh, Served::Yes));
     assert_eq!(pod(hostns, "forwarded from pod"), (Outcome::DnatBeforeNeigh, Served::Yes));
+}
+
+#[test]
+fn sockets_leave_external_ips_alone_that_are_not_of_this_node() {
+    let path = |capture: &str, vip: &str, path: &str| {
+        let verdict = outcome(capture, vip, path);
+        (verdict.outcome, verdict.served)
+    };
+    for capture in ["v1.13-clsact", "v1.18-tcx", "v1.19-tcx", "v1.21-tcx"] {
+        let vip = "192.168.2.33:80/tcp";
+        assert_eq!(path(capture, vip, "socket on host").0, Outcome::Untranslated, "{capture}");
+        assert_eq!(path(capture, vip, "pod").0, Outcome::Untranslated, "{capture}");
+        let outside = path(capture, vip, "forwarded via eno1");
+        assert_eq!(outside, (Outcome::DnatBeforeNeigh, Served::Yes), "{capture}");
+    }
+    // An address of the node itself, which nobody can be robbed of.
+    for vip in ["192.168.2.10:8089/tcp", "[fd00:2::10]:8089/tcp"] {
+        for from in ["socket on host", "pod"] {
+            let verdict = path("v1.19-tcx", vip, from);
+            assert_eq!(verdict, (Outcome::SocketTranslated, Served::Yes), "{vip} {from}");
+        }
+    }
+    // Without backends it is refused before its type is looked at.
+    let none = path("v1.19-tcx", "192.168.2.62:80/tcp", "socket on host");
+    assert_eq!(none, (Outcome::NoBackend, Served::No));
 }

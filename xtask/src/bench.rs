@@ -1,4 +1,5 @@
-//! `cargo xtask bench`: what the commands cost on ten thousand services, in real maps.
+//! `cargo xtask bench`: what the commands cost on ten thousand services, in real maps, and what the
+//! observers cost a packet.
 
 use anyhow::Result;
 

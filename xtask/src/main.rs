@@ -18,6 +18,7 @@ mod root;
 mod setup;
 mod test;
 mod toolchain;
+mod vm;
 
 /// Developer commands of inspector.
 #[derive(Parser)]
@@ -43,6 +44,11 @@ enum Command {
     Lab(lab::Arguments),
     /// Write the pages that hold what the program prints (needs root).
     Docs,
+    /// Run tests, or any command, in virtual machines with Debian's kernels.
+    Vm(vm::Arguments),
+    /// What `vm` gives cargo as its runner.
+    #[command(hide = true)]
+    VmRecord(vm::Record),
     /// Build the one static binary that is copied to a node.
     Dist,
 }
@@ -57,9 +63,15 @@ fn main() -> ExitCode {
         Command::Lab(arguments) => lab::run(&arguments),
         Command::Docs => docs::run(),
         Command::Dist => dist::run(),
+        Command::Vm(arguments) => return exit(vm::run(&arguments)),
+        Command::VmRecord(arguments) => vm::record(&arguments),
     };
+    exit(result.map(|()| ExitCode::SUCCESS))
+}
+
+fn exit(result: anyhow::Result<ExitCode>) -> ExitCode {
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE

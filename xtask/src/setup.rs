@@ -7,17 +7,18 @@
 //! apt configuration: nothing is installed in the system and no package list of the system
 //! changes.
 
-use std::fs;
+use std::fs::{self, File, TryLockError};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
 use anyhow::{Context as _, Result, anyhow, bail};
 
-use crate::process;
 use crate::toolchain::{self, BPF_LINKER_VERSION};
+use crate::{process, test};
 
 mod debian;
+pub mod machines;
 
 /// The cargo-deny that `cargo xtask lint` uses.
 const CARGO_DENY_VERSION: &str = "0.20.2";
@@ -28,6 +29,7 @@ pub fn run() -> Result<()> {
     ensure()?;
     cargo_deny()?;
     netfilter()?;
+    virtual_machines()?;
     eprintln!("set-up complete after {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
 }
@@ -70,6 +72,47 @@ fn netfilter() -> Result<()> {
     )?;
     eprintln!("iptables and nftables: unpacked ({})", root.display());
     Ok(())
+}
+
+/// The emulator, and the kernels that `cargo xtask test` boots.
+fn virtual_machines() -> Result<()> {
+    let tools = machines::Tools::get()?;
+    for (wanted, _) in test::IN_MACHINES {
+        let kernel = machines::Kernel::get(&tools, wanted, false)?;
+        eprintln!("Linux {} for virtual machines: there", kernel.release);
+    }
+    Ok(())
+}
+
+/// A file that one process on this machine holds at a time; free again when the process ends,
+/// however it ends.
+pub struct Lock {
+    _file: File,
+}
+
+impl Lock {
+    /// Waits until it is free, and says that it waits for `what`.
+    pub fn take(path: &Path, what: &str) -> Result<Self> {
+        let parent = path.parent().context("the lock has no folder")?;
+        fs::create_dir_all(parent).with_context(|| {
+            format!(
+                "cannot make {}: set INSPECTOR_TOOLS to a folder that can be written to",
+                parent.display()
+            )
+        })?;
+        let file = File::create(path).with_context(|| format!("cannot make {}", path.display()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                eprintln!("waiting for {what} to end");
+                file.lock().with_context(|| format!("cannot lock {}", path.display()))?;
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+            }
+        }
+        Ok(Self { _file: file })
+    }
 }
 
 fn tools_dir() -> Result<PathBuf> {

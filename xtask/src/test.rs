@@ -2,7 +2,28 @@
 
 use anyhow::Result;
 
-use crate::{lint, process, root, setup};
+use crate::{lint, process, root, setup, vm};
+
+/// Kernels, and what is run in virtual machines with them.
+pub const IN_MACHINES: [(&str, &[&str]); 2] = [
+    // Before tcx: filters of clsact, and whether the verifier of that time takes our programs.
+    (
+        "6.1",
+        &[
+            "--test",
+            "wireguard",
+            "--test",
+            "datapath",
+            "--test",
+            "observers",
+            "--",
+            "peers_of_a_real_tunnel_are_collected",
+            "clsact_filters_of_all_generations_are_seen",
+            "a_device_that_is_not_there_is_named",
+        ],
+    ),
+    ("6.12", &["--test", "wireguard", "--test", "netkit", "--test", "observers"]),
+];
 
 /// Runs set-up, lints and every test, what is cheap first.
 pub fn run() -> Result<()> {
@@ -14,9 +35,20 @@ pub fn run() -> Result<()> {
     lint::dependencies()?;
     lint::clippy()?;
 
+    // The same choice of packages for all tests: another one would have other features, and
+    // everything would be built again.
+    let packages: Vec<_> = ["--workspace"]
+        .into_iter()
+        .chain(process::EBPF.iter().flat_map(|name| ["--exclude", name]))
+        .collect();
     let mut tests = process::cargo();
-    tests.args(["test", "--workspace", "--no-fail-fast"]);
-    tests.args(process::EBPF.iter().flat_map(|name| ["--exclude", name]));
+    tests.args(["test", "--no-fail-fast"]).args(&packages);
     root::run_through(&mut tests, &prefix);
-    process::run(&mut tests)
+    process::run(&mut tests)?;
+
+    // What this machine's kernel may lack, or do otherwise.
+    for (kernel, chosen) in IN_MACHINES {
+        vm::check(kernel, &[packages.as_slice(), chosen].concat())?;
+    }
+    Ok(())
 }

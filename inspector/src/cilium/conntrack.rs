@@ -239,13 +239,13 @@ impl Conntrack {
     /// # Errors
     /// [`EncodeError::Family`] if one of the addresses is of the other family.
     pub fn encode(&self, layout: &'static Layout) -> Result<(Vec<u8>, Vec<u8>), EncodeError> {
-        let (daddr, saddr, dport, sport) = if self.tuple_flags.is_service() {
-            (self.destination, self.source, self.source_port, self.destination_port)
-        } else {
-            (self.source, self.destination, self.destination_port, self.source_port)
-        };
-        let (protocol, flags) = (self.protocol, self.tuple_flags);
-        let tuple = Tuple { daddr, saddr, dport, sport, protocol, flags };
+        let key = Self::key(
+            layout,
+            (self.source, self.source_port),
+            (self.destination, self.destination_port),
+            self.protocol,
+            self.tuple_flags,
+        )?;
         let value = ConntrackValue {
             head: self.head.0,
             packets: self.packets.into(),
@@ -260,6 +260,26 @@ impl Conntrack {
             last_tx_report: self.last_tx_report.into(),
             last_rx_report: self.last_rx_report.into(),
         };
-        Ok((tuple.encode(layout)?, value.as_bytes().to_vec()))
+        Ok((key, value.as_bytes().to_vec()))
+    }
+
+    /// The bytes of the key alone, of a connection that `source` opened to `destination` (each an
+    /// address and a port, 0 for ICMP errors).
+    ///
+    /// # Errors
+    /// [`EncodeError::Family`] if one of the addresses is of the other family.
+    pub fn key(
+        layout: &'static Layout,
+        source: (IpAddr, u16),
+        destination: (IpAddr, u16),
+        protocol: Protocol,
+        flags: TupleFlags,
+    ) -> Result<Vec<u8>, EncodeError> {
+        let (daddr, saddr, dport, sport) = if flags.is_service() {
+            (destination.0, source.0, source.1, destination.1)
+        } else {
+            (source.0, destination.0, destination.1, source.1)
+        };
+        Tuple { daddr, saddr, dport, sport, protocol, flags }.encode(layout)
     }
 }

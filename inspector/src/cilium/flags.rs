@@ -122,6 +122,12 @@ impl ServiceFlags {
         }
     }
 
+    /// Whether the frontend is delegated to a local L7 proxy (1.18+).
+    #[must_use]
+    pub fn delegated(self, release: Release) -> bool {
+        release >= Release::V1_18 && self.loopback_or_delegate() && !self.host_port()
+    }
+
     /// Whether the source ranges of this (master) entry deny instead of allow.
     #[must_use]
     pub fn source_range_denies(self) -> bool {

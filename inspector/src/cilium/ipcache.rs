@@ -97,6 +97,9 @@ impl IpcacheFlags {
 pub struct Identity(pub u32);
 
 impl Identity {
+    /// This node itself.
+    pub const HOST: Self = Self(1);
+
     /// The name of a reserved identity.
     #[must_use]
     pub fn reserved_name(self) -> Option<&'static str> {

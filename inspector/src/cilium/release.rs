@@ -154,10 +154,10 @@ const SINCE: &[(&str, Release)] = &[
     ("cilium_l2_responder_v6", Release::V1_19),
     ("cilium_subnet_map", Release::V1_19),
     ("cilium_devices", Release::V1_20),
+    ("cilium_percpu_trace_id", Release::V1_19),
     // Seen in 1.21 and not in the development state of 1.20 of February 2026; what the final 1.20
     // has is not known.
     ("cilium_policy_v3_*", Release::V1_20),
-    ("cilium_percpu_trace_id", Release::V1_20),
 ];
 
 /// Pins of maps that every node has from a release on, whatever its configuration: if none of the
@@ -400,6 +400,8 @@ pub struct Behaviour {
     pub no_backend: NoBackend,
     /// Sockets that connect to a frontend without backends.
     pub socket_no_backend: SocketAnswer,
+    /// Whether sockets too leave a frontend alone that is delegated to a local proxy.
+    pub delegates_sockets: bool,
     /// Terminating backends without active ones.
     pub lone_terminating: LoneTerminating,
     /// Whether backends in maintenance have slots.
@@ -429,6 +431,7 @@ const V1_10: Behaviour = Behaviour {
     internal_scope: InternalScope::ExtLocal,
     no_backend: NoBackend::ToStack,
     socket_no_backend: SocketAnswer::Untranslated,
+    delegates_sockets: false,
     lone_terminating: LoneTerminating::Unused,
     maintenance_slots: true,
     qcount: Qcount::Padding,
@@ -524,22 +527,24 @@ const V1_18: Behaviour = Behaviour {
     ..V1_17
 };
 
-// The socket's answer and the word "quarantined" were seen to be those of 1.18 and 1.21; that they
-// changed with 1.19 and not later is an assumption.
+// Seen in a capture of its development state of October 2025.
 const V1_19: Behaviour = Behaviour {
     release: Release::V1_19,
     lookup: LookupOrder::ExactThenWildcard,
-    socket_no_backend: SocketAnswer::HostUnreachable,
     maintenance_slots: false,
-    service_list: ServiceListFormat {
-        quarantined: QuarantinedWord::OfSlot,
-        l7_backend: true,
-        ..V1_18.service_list
-    },
+    delegates_sockets: true,
+    service_list: ServiceListFormat { quarantined: QuarantinedWord::OfSlot, ..V1_18.service_list },
     ..V1_18
 };
 
-const V1_20: Behaviour = Behaviour { release: Release::V1_20, ..V1_19 };
+// The socket's answer and the proxy among the backends were seen to be those of 1.19 and 1.21; that
+// they changed with 1.20 is an assumption.
+const V1_20: Behaviour = Behaviour {
+    release: Release::V1_20,
+    socket_no_backend: SocketAnswer::HostUnreachable,
+    service_list: ServiceListFormat { l7_backend: true, ..V1_19.service_list },
+    ..V1_19
+};
 
 const V1_21: Behaviour = Behaviour { release: Release::V1_21, ..V1_20 };
 
@@ -584,7 +589,7 @@ mod tests {
         assert_eq!(range(&v1_18, true), "1.18 to 1.19");
         let v1_18 = [&v1_18[..], &["cilium_l2_responder_v4", "cilium_lb6_services_v2"]].concat();
         assert_eq!(range(&v1_18, true), "1.18");
-        let v1_19 = [&v1_18[..], &["cilium_l2_responder_v6"]].concat();
+        let v1_19 = [&v1_18[..], &["cilium_l2_responder_v6", "cilium_percpu_trace_id"]].concat();
         assert_eq!(range(&v1_19, true), "1.19");
         let v1_20 = [&v1_19[..], &["cilium_devices"]].concat();
         assert_eq!(range(&v1_20, true), "1.20");

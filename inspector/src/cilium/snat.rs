@@ -102,19 +102,41 @@ impl Snat {
     /// [`EncodeError::Family`] if one of the addresses is of the other family.
     pub fn encode(&self, layout: &'static Layout) -> Result<(Vec<u8>, Vec<u8>), EncodeError> {
         raw::check_family(layout, self.to_address)?;
-        let tuple = Tuple {
-            daddr: self.destination,
-            saddr: self.source,
-            dport: self.destination_port,
-            sport: self.source_port,
-            protocol: self.protocol,
-            flags: self.tuple_flags,
-        };
+        let key = Self::key(
+            layout,
+            (self.source, self.source_port),
+            (self.destination, self.destination_port),
+            self.protocol,
+            self.tuple_flags,
+        )?;
         let value = match self.to_address {
             IpAddr::V4(address) => self.value::<_, 2>(address.octets()).as_bytes().to_vec(),
             IpAddr::V6(address) => self.value::<_, 6>(address.octets()).as_bytes().to_vec(),
         };
-        Ok((tuple.encode(layout)?, value))
+        Ok((key, value))
+    }
+
+    /// The bytes of the key alone, of packets from `source` to `destination` (each an address and
+    /// a port).
+    ///
+    /// # Errors
+    /// [`EncodeError::Family`] if one of the addresses is of the other family.
+    pub fn key(
+        layout: &'static Layout,
+        source: (IpAddr, u16),
+        destination: (IpAddr, u16),
+        protocol: Protocol,
+        flags: TupleFlags,
+    ) -> Result<Vec<u8>, EncodeError> {
+        Tuple {
+            daddr: destination.0,
+            saddr: source.0,
+            dport: destination.1,
+            sport: source.1,
+            protocol,
+            flags,
+        }
+        .encode(layout)
     }
 
     fn value<A, const PAD: usize>(&self, to_address: A) -> SnatValue<A, PAD> {

@@ -5,7 +5,7 @@ use std::{io::IsTerminal, path::PathBuf};
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use inspector::{
     collect::network::agent, evidence::VipQuery, judge::expect::Expectation, report::lb_list::View,
-    sys::netns::Netns,
+    simulate, sys::netns::Netns,
 };
 
 /// What a Cilium node has programmed for a `LoadBalancer` VIP, read from the kernel's own maps: no
@@ -136,9 +136,22 @@ pub struct VipArgs {
     /// Only these devices, instead of all from which clients' packets can come.
     #[arg(long, value_name = "DEV", value_delimiter = ',')]
     pub via: Vec<String>,
-    /// As seen by a client with this address: source ranges depend on it.
+    /// As seen by a client with this address: source ranges depend on it, and simulated packets come
+    /// from it.
     #[arg(long, value_name = "ADDR")]
     pub source: Option<std::net::IpAddr>,
+    /// Run Cilium's own programs on packets that a client could send, at most N for each frontend on
+    /// each device (32): proves a forwarded path when there is no client. Each proof has its
+    /// control. What the runs leave in Cilium's maps is taken back, but for its counters.
+    #[arg(
+        long,
+        value_name = "N",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "32",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(simulate::MOST_PACKETS))
+    )]
+    pub simulate: Option<u32>,
     #[command(flatten)]
     pub expect: Expect,
 }

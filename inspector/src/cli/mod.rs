@@ -75,7 +75,9 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     let privilege = error.downcast_ref::<CollectError>().is_some_and(CollectError::is_permission);
-    let unknown = error.is::<inspector::judge::JudgeError>();
+    // What cannot be simulated is not known; nothing is wrong with the question.
+    let unknown = error.is::<inspector::judge::JudgeError>()
+        || error.is::<inspector::simulate::SimulateError>();
     if privilege || unknown { Answer::CannotTell.into() } else { ExitCode::from(ENVIRONMENT) }
 }
 

@@ -69,6 +69,14 @@ impl Loaded {
         }
     }
 
+    /// The evidence, to be added to; nothing if it is from a file, which stays as it is.
+    pub fn node_mut(&mut self) -> Option<&mut Evidence> {
+        match self {
+            Self::File(_) => None,
+            Self::Node(evidence) => Some(evidence),
+        }
+    }
+
     /// Narrows the question to some devices.
     pub fn narrow(&mut self, via: &[String]) {
         if let Self::Node(evidence) = self {

@@ -8,6 +8,8 @@ use inspector::{
         expect::{Checked, Expectation, Met},
     },
     report::{json, markdown, table},
+    simulate::{self, Request, SimulateError},
+    sys::signals,
 };
 
 use super::{
@@ -31,7 +33,15 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
         pid: args.pid,
         ..collect::Options::new(Question::Vip(query))
     };
-    let mut loaded = Loaded::load(node, options)?;
+    if args.simulate.is_some() && options.from.is_some() {
+        anyhow::bail!(
+            "--simulate needs the node: a file is judged with what was simulated when it was collected"
+        );
+    }
+    let mut loaded = match args.simulate {
+        Some(at_most) => simulated(&node, at_most, args, options)?,
+        None => Loaded::load(node, options)?,
+    };
     let judgement = if let Loaded::File(document) = &loaded {
         // The file stays as it is; the question may be another one.
         let mut evidence = document.evidence.clone();
@@ -51,6 +61,41 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
         output::save(document, options.save.as_deref())?;
     }
     print(&judgement, &args.expect.claims, document.as_ref(), options)
+}
+
+/// Collects and simulates; anew if a program was replaced in between.
+fn simulated(
+    node: &collect::Options,
+    at_most: u32,
+    args: &VipArgs,
+    options: &Resolved,
+) -> anyhow::Result<Loaded> {
+    /// How often it is begun anew.
+    const ATTEMPTS: u32 = 3;
+    let Question::Vip(query) = node.question else { unreachable!("asked by `run`") };
+    let request = Request { at_most, source: args.source };
+    // A signal waits until everything is taken back.
+    let held = signals::hold();
+    let mut attempt = 1;
+    loop {
+        let mut loaded = Loaded::load(node.clone(), options)?;
+        loaded.narrow(&args.via);
+        let evidence = loaded.node_mut().ok_or_else(|| anyhow::anyhow!("no node to simulate"))?;
+        let mut work = || simulate::run(evidence, &query, &request, &held);
+        let result = match &options.netns {
+            Some(netns) => netns.run(work).map_err(collect::CollectError::from)?,
+            None => work(),
+        };
+        match result {
+            Err(SimulateError::Replaced { .. }) if attempt < ATTEMPTS && !held.pending() => {
+                attempt += 1;
+            }
+            result => {
+                result?;
+                return Ok(loaded);
+            }
+        }
+    }
 }
 
 /// Prints a judgement and says what it comes to.

@@ -314,6 +314,7 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         attachments,
         network,
         trace: None,
+        simulation: None,
         sources,
         verdict: None,
     })

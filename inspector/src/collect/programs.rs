@@ -74,6 +74,21 @@ pub fn collect(root: &Path, subjects: &[CgroupSubject]) -> (Attachments, Vec<Sou
     (attachments, [devices, details, links, cgroups].map(Report::into_source).into())
 }
 
+/// The programs on the devices of this thread's network namespace, as they are now: interface
+/// index, hook and program id.
+///
+/// # Errors
+/// Why not all hooks could be asked.
+pub fn attached_now() -> Result<BTreeSet<(u32, HookKind, u32)>, String> {
+    let mut attachments = Attachments::default();
+    let mut report = Report::new(DEVICES);
+    device_hooks(&mut attachments, &mut report);
+    if report.status != SourceStatus::Complete {
+        return Err(report.reasons.join("; "));
+    }
+    Ok(attachments.hooks.iter().map(|hook| (hook.ifindex, hook.kind, hook.program)).collect())
+}
+
 /// What one attempt found.
 struct Found {
     attachments: Attachments,
@@ -526,10 +541,16 @@ fn relate(attachments: &mut Attachments, asked: &Asked) {
             }
             _ => continue,
         };
-        let shown = hooks
-            .iter()
-            .any(|hook| hook.ifindex == ifindex && hook.kind == kind && hook.link == Some(link.id));
-        link.shown = (shown || asked.contains(&(ifindex, kind))).then_some(shown);
+        // The kernel shows the hook of a peer at the primary device, while the link names the peer
+        // itself, by its index in its own network namespace: that may be any device's here.
+        let is_of_peer = kind == HookKind::NetkitPeer;
+        let shown = hooks.iter().any(|hook| {
+            hook.kind == kind
+                && hook.link == Some(link.id)
+                && (is_of_peer || hook.ifindex == ifindex)
+        });
+        let is_known = shown || (!is_of_peer && asked.contains(&(ifindex, kind)));
+        link.shown = is_known.then_some(shown);
     }
 }
 

@@ -9,6 +9,7 @@ pub mod file;
 pub mod network;
 pub mod programs;
 mod record;
+pub mod simulation;
 pub mod tables;
 pub mod trace;
 
@@ -33,7 +34,7 @@ use crate::cilium::proto::Protocol;
 pub const SCHEMA: &str = "inspector.evidence/1";
 
 /// Fields are added within a major; this counts the additions.
-pub const SCHEMA_MINOR: u32 = 0;
+pub const SCHEMA_MINOR: u32 = 1;
 
 /// Everything that was learned, from one node at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -74,6 +75,9 @@ pub struct Evidence {
     /// Real packets, where they were observed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<trace::Trace>,
+    /// Runs of Cilium's programs on synthetic packets, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub simulation: Option<simulation::Simulation>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
     /// What was said of it when it was collected. Nothing rests on this: a verdict is judged

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeSet, net::IpAddr};
 
-use super::datapath::{self, DeviceDatapath, Reach};
+use super::{
+    datapath::{self, DeviceDatapath, Reach},
+    simulated::Simulated,
+};
 use crate::evidence::{Evidence, network::Link, programs::DeviceHook, tables::family_of};
 
 /// What a packet (or a socket call) meets.
@@ -37,7 +40,7 @@ pub(super) fn is_inner(name: &str) -> bool {
 
 /// Devices on which clients' packets can arrive: those that Cilium's state names, those that carry
 /// its programs, and those with an address.
-fn outside_devices(evidence: &Evidence) -> Vec<Device> {
+pub(super) fn outside_devices(evidence: &Evidence) -> Vec<Device> {
     let networks = |ifindex: u32| {
         evidence
             .network
@@ -202,6 +205,8 @@ pub(super) struct Facts {
     pub host: [Met; 2],
     /// What connect and sendmsg of a process below the root cgroup meet.
     pub root: [Met; 2],
+    /// What simulated packets came to.
+    pub simulated: Simulated,
 }
 
 impl Facts {
@@ -238,6 +243,7 @@ impl Facts {
             pods: pods(evidence, address),
             host,
             root,
+            simulated: Simulated::new(evidence),
         }
     }
 }

@@ -9,7 +9,7 @@ use std::{
     fmt,
 };
 
-use inspector_common::arrival;
+use inspector_common::observe::name::CLASSIFIERS;
 use schemars::JsonSchema;
 use serde::Serialize;
 
@@ -705,8 +705,7 @@ fn shadows(
                 shadowed: cilium.program,
                 foreign_hook: foreign.hook,
                 foreign: format!("{name} (program {})", foreign.program),
-                can_end: name != arrival::name::PROGRAM
-                    && hook.filter.as_ref().is_none_or(meets_ip),
+                can_end: !CLASSIFIERS.contains(&name) && hook.filter.as_ref().is_none_or(meets_ip),
             });
         }
         if cilium.hook == HookKind::ClsactIngress {

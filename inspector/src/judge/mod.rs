@@ -8,7 +8,9 @@ mod findings;
 pub mod journey;
 pub mod observed;
 pub mod programmed;
+mod simulated;
 mod stack;
+pub mod targets;
 mod walk;
 
 use std::fmt;
@@ -18,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 pub use findings::{Finding, FindingId, Severity};
 use programmed::Programmed;
+pub use simulated::{Control, SimulatedPath, SimulationSummary};
 
 use crate::evidence::{Evidence, Subject, VipQuery, tables::Tables};
 
@@ -148,6 +151,9 @@ pub struct PathVerdict {
     pub why: Vec<String>,
     /// The neighbour entry that matters on this path, where it was read.
     pub neighbour: Option<String>,
+    /// What simulated packets came to, where there were any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulated: Option<SimulatedPath>,
 }
 
 /// The answer about a VIP.
@@ -179,6 +185,9 @@ pub struct Judgement {
     pub observed: Option<observed::Observation>,
     /// What is programmed.
     pub programmed: Programmed,
+    /// What was simulated, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub simulation: Option<SimulationSummary>,
     /// What was not looked at, or could not be, and why.
     pub not_measured: Vec<String>,
 }
@@ -257,6 +266,7 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
         verdict: Verdict { served, sentence, paths, findings },
         observed,
         programmed,
+        simulation: evidence.simulation.as_ref().map(SimulationSummary::new),
         not_measured: evidence
             .sources
             .iter()
@@ -265,6 +275,7 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
                 Some(reason) => format!("{}: {reason}", source.what),
                 None => source.what.clone(),
             })
+            .chain(evidence.simulation.iter().flat_map(simulated::not_simulated))
             .collect(),
     }
 }

@@ -509,26 +509,20 @@ fn announcement(
         let Some(asked) = asked.filter(|one| one.requests > 0 && one.replies == 0) else {
             continue;
         };
-        let counted = trace.answers.iter().find(|one| one.ifindex == entry.ifindex);
-        let (is_silent, what) = match counted {
-            Some(count) => (
-                count.after == count.before,
-                format!("its answer counter stays at {}", count.after),
-            ),
-            // Without the counter, an answer must be known to be visible.
-            None => {
-                (trace.watched.saw_all(Hook::TcEgress, entry.ifindex), "no answer left".to_owned())
-            }
+        // Only the counter tells: an answer can leave without passing a hook that reports it.
+        let Some(counted) = trace.answers.iter().find(|one| one.ifindex == entry.ifindex) else {
+            continue;
         };
-        if is_silent {
+        if counted.after == counted.before {
             findings.push(finding(
                 FindingId::AnnounceSilent,
                 format!(
                     "{} requests for {} arrived on {}, where this node has a responder entry, and \
-                     {what}",
+                     its answer counter stays at {}",
                     asked.requests,
                     query.address,
-                    context.device(entry.ifindex)
+                    context.device(entry.ifindex),
+                    counted.after
                 ),
                 "neighbours on that network do not find this node: the request does not reach \
                  Cilium's program, or the agent is dead",

@@ -80,6 +80,10 @@ pub struct ProgrammedFrontend {
     pub algorithm: Option<&'static str>,
     /// L7: port of the local proxy.
     pub l7_proxy_port: Option<u16>,
+    /// Whether packets for a backend of this node are left to a local proxy, which is to take them
+    /// from the kernel's stack (1.18+).
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub delegated: bool,
     /// Source ranges.
     pub source_ranges: Option<SourceRanges>,
     /// Whether it is forwarded with DSR.
@@ -119,6 +123,15 @@ pub struct SourceRanges {
     pub ranges: Vec<String>,
     /// Whether they are all there is: the map that holds them was read.
     pub complete: bool,
+}
+
+impl SourceRanges {
+    /// Whether a source is let through; nothing if not all ranges could be read.
+    #[must_use]
+    pub fn admit(&self, source: IpAddr) -> Option<bool> {
+        let inside = || self.ranges.iter().any(|range| super::walk::contains(range, source));
+        self.complete.then(|| inside() != self.deny)
+    }
 }
 
 /// The reverse NAT entry of a frontend.
@@ -337,6 +350,7 @@ impl ProgrammedFrontend {
                 2 => Some("maglev"),
                 _ => None,
             }),
+            delegated: flags.delegated(release),
             l7_proxy_port: master.filter(|_| flags.l7()).map(ServiceValue::l7_proxy_port),
             source_ranges: flags.source_range().then(|| SourceRanges {
                 deny: flags.source_range_denies(),

@@ -11,11 +11,15 @@ use std::{collections::BTreeMap, net::IpAddr};
 use super::{
     Grade, Outcome, PathVerdict, Served,
     attached::{Device, Facts, Met},
-    programmed::{Programmed, ProgrammedFrontend, SourceRanges},
+    programmed::{Location, Programmed, ProgrammedFrontend, SourceRanges},
+    simulated::Weight,
     stack,
 };
 use crate::{
     cilium::{
+        flags::ServiceType,
+        ipcache::Identity,
+        layout::MapKind,
         proto::Protocol,
         release::{NoBackend, SocketAnswer},
         services::Scope,
@@ -40,6 +44,8 @@ enum Step {
         served: Served,
         why: Vec<String>,
     },
+    /// It is left to a local proxy, which is to take it from the stack.
+    Delegated(String),
     /// It cannot be told.
     Unknown(String),
 }
@@ -112,6 +118,7 @@ fn verdict(frontend: &str, path: String, device: Option<&str>) -> PathVerdict {
         grade: Grade::Programmed,
         why: Vec::new(),
         neighbour: None,
+        simulated: None,
     }
 }
 
@@ -130,12 +137,12 @@ impl Walk<'_> {
         match met {
             Met::LoadBalancer(text) => {
                 verdict.why.extend(text.clone());
-                let step = self.step(external, true, device);
+                let step = delegated(self.step(external, true, device), external);
                 self.apply(&mut verdict, step, external, true, input);
             }
             // Whatever the programs are: where the maps lead nowhere, nobody is served.
             Met::NotRead(missing) | Met::Unsure(missing) => {
-                match self.step(external, true, device) {
+                match delegated(self.step(external, true, device), external) {
                     Step::Ends(outcome, why) => {
                         verdict.outcome = outcome;
                         verdict.served = Served::No;
@@ -158,7 +165,7 @@ impl Walk<'_> {
                         }
                         verdict.why.extend(why);
                     }
-                    Step::Unknown(why) => verdict.why.push(why),
+                    Step::Delegated(why) | Step::Unknown(why) => verdict.why.push(why),
                 }
                 if verdict.outcome == Outcome::Unknown {
                     verdict.why.push(missing.clone());
@@ -169,7 +176,50 @@ impl Walk<'_> {
                 self.untranslated(&mut verdict, input);
             }
         }
+        if let Some(device) = device {
+            self.simulated(&mut verdict, device, external, met);
+        }
         verdict
+    }
+
+    /// What simulated packets add to a forwarded path, or say against it.
+    fn simulated(
+        &self,
+        verdict: &mut PathVerdict,
+        device: &Device,
+        external: Option<&ProgrammedFrontend>,
+        met: &Met,
+    ) {
+        let ranges = external.and_then(|frontend| frontend.source_ranges.as_ref());
+        let admits = |source| match ranges.map(|ranges| ranges.admit(source)) {
+            Some(Some(admitted)) => admitted,
+            Some(None) | None => true,
+        };
+        let runs = &self.facts.simulated;
+        let (ifindex, name) = (device.ifindex, &verdict.frontend);
+        let Some(proof) = runs.path(self.evidence, self.tables, ifindex, name, admits) else {
+            return;
+        };
+        match proof.weigh(verdict) {
+            Weight::Nothing => {}
+            Weight::Translated => {
+                verdict.neighbour =
+                    external.map(|frontend| stack::after_translation(self.evidence, frontend));
+                // That it is translated was all that was missing.
+                if verdict.served == Served::Unknown
+                    && let Met::LoadBalancer(_) = met
+                    && let Step::Translated { share, served, why } = self.balanced(external, true)
+                {
+                    verdict.served = served;
+                    verdict.share = verdict.share.or(share);
+                    verdict.why.extend(why);
+                }
+            }
+            Weight::Untranslated => {
+                verdict.share = None;
+                self.untranslated(verdict, Some(device.ifindex));
+            }
+        }
     }
 
     /// A process in the host network namespace.
@@ -225,7 +275,7 @@ impl Walk<'_> {
         match met {
             Met::LoadBalancer(text) => {
                 verdict.why.extend(text.clone());
-                let step = self.step(inside, false, None);
+                let step = delegated(self.step(inside, false, None), inside);
                 self.apply(verdict, step, inside, false, None);
             }
             Met::Nothing(text) | Met::NoLoadBalancer(text) => {
@@ -247,7 +297,33 @@ impl Walk<'_> {
         match met {
             Met::LoadBalancer(text) => {
                 verdict.why.extend(text.clone());
-                match self.step(inside, false, None) {
+                let step = self.step(inside, false, None);
+                match inside.map_or(Skipped::No, |inside| self.skipped(inside)) {
+                    Skipped::No => {}
+                    Skipped::Yes(why) => {
+                        verdict.why.push(why);
+                        match device {
+                            Some(device) => self.through_device(verdict, inside, device),
+                            None => self.untranslated(verdict, None),
+                        }
+                        return;
+                    }
+                    Skipped::Delegated(why) => {
+                        match device {
+                            Some(device @ Met::LoadBalancer(_)) => {
+                                verdict.why.push(why);
+                                self.through_device(verdict, inside, device);
+                            }
+                            _ => self.left_to_proxy(verdict, why, None),
+                        }
+                        return;
+                    }
+                    Skipped::Unknown(why) => {
+                        verdict.why.push(why);
+                        return;
+                    }
+                }
+                match step {
                     Step::Translated { share, served, why } => {
                         verdict.outcome = Outcome::SocketTranslated;
                         verdict.share = share;
@@ -274,7 +350,9 @@ impl Walk<'_> {
                         verdict.why.push(why);
                         return;
                     }
-                    Step::NotFound(why) | Step::Unknown(why) => verdict.why.push(why),
+                    Step::NotFound(why) | Step::Delegated(why) | Step::Unknown(why) => {
+                        verdict.why.push(why);
+                    }
                     Step::Proxied(port) => verdict.why.push(format!(
                         "L7: to the local proxy port {port} if the datapath was built with L7 load \
                          balancing"
@@ -287,6 +365,51 @@ impl Walk<'_> {
                 verdict.why.push(text.clone());
             }
         }
+    }
+
+    /// Whether the socket programs leave the address of a frontend as it is, although they find it:
+    /// of externalIPs and host ports they translate only what the IP cache knows as the node's own,
+    /// so that no Service can take over an address of someone else (`sock4_skip_xlate` of
+    /// `bpf_sock.c`).
+    fn skipped(&self, frontend: &ProgrammedFrontend) -> Skipped {
+        // One without backends is refused before this is looked at.
+        if !frontend.master || (frontend.count == 0 && frontend.l7_proxy_port.is_none()) {
+            return Skipped::No;
+        }
+        if frontend.delegated && self.tables.releases.behaviour().delegates_sockets {
+            return Skipped::Delegated(
+                "it leaves a delegated frontend alone: a local proxy is to take the packets"
+                    .to_owned(),
+            );
+        }
+        let mitigated = || self.config("DISABLE_EXTERNAL_IP_MITIGATION") != Some(true);
+        let what = match frontend.service_type {
+            ServiceType::ExternalIps if mitigated() => "an external IP",
+            ServiceType::HostPort if !frontend.address.is_loopback() => "a host port",
+            _ => return Skipped::No,
+        };
+        if let Some(entry) = self.tables.ipcache.get(&frontend.address)
+            && entry.identity == Identity::HOST
+        {
+            return Skipped::No;
+        }
+        let problem = match self.tables.doubt(MapKind::Ipcache, frontend.address) {
+            Some(problem) => Some(problem.to_string()),
+            None if self.evidence.maps.iter().any(|map| map.name.starts_with("cilium_ipcache")) => {
+                None
+            }
+            None => Some("there is no IP cache".to_owned()),
+        };
+        if let Some(problem) = problem {
+            return Skipped::Unknown(format!(
+                "{what} is translated only if it is an address of this node, which cannot be \
+                 told: {problem}"
+            ));
+        }
+        Skipped::Yes(format!(
+            "it leaves {what} alone that is no address of this node for the IP cache: the socket \
+             keeps the VIP"
+        ))
     }
 
     /// Fills in what a step comes to for a packet that met a load-balancing program.
@@ -321,7 +444,18 @@ impl Walk<'_> {
                 verdict.neighbour =
                     frontend.map(|frontend| stack::after_translation(self.evidence, frontend));
             }
+            Step::Delegated(why) => self.left_to_proxy(verdict, why, input),
             Step::Unknown(why) => verdict.why.push(why),
+        }
+    }
+
+    /// A packet that goes up the stack as it is, where a local proxy is to take it.
+    fn left_to_proxy(&self, verdict: &mut PathVerdict, why: String, input: Option<u32>) {
+        verdict.why.push(why);
+        self.untranslated(verdict, input);
+        if verdict.served == Served::No {
+            verdict.served = Served::Unknown;
+            verdict.why.push("unless a proxy's own rules take it, which are not judged".to_owned());
         }
     }
 
@@ -566,6 +700,33 @@ impl Walk<'_> {
     }
 }
 
+/// What a translation comes to for a packet if the frontend is delegated: one for a backend of this
+/// node goes up the stack as it is, for a local proxy (`LB_PUNT_TO_STACK` of `lib/lb.h`).
+fn delegated(step: Step, frontend: Option<&ProgrammedFrontend>) -> Step {
+    let Some(frontend) = frontend.filter(|frontend| frontend.delegated) else { return step };
+    let Step::Translated { share, served, mut why } = step else { return step };
+    let chosen = || frontend.backends.iter().filter(|backend| backend.selectable);
+    let all = chosen().count();
+    let here = chosen()
+        .filter(|backend| {
+            matches!(backend.location, Location::ThisNode | Location::LocalEndpoint { .. })
+        })
+        .count();
+    if here == 0 {
+        return Step::Translated { share, served, why };
+    }
+    let text = format!(
+        "delegated: packets for {here} of {all} backends, which are on this node, are left to a \
+         local proxy"
+    );
+    if here == all {
+        return Step::Delegated(text);
+    }
+    why.push(text);
+    let served = if served == Served::Yes { Served::Partly } else { served };
+    Step::Translated { share, served, why }
+}
+
 /// How the clause about source ranges begins.
 pub(super) const ONLY_SOME: &str = "only some sources are let through";
 
@@ -573,6 +734,15 @@ pub(super) const ONLY_SOME: &str = "only some sources are let through";
 enum L7 {
     Yes(String),
     No(String),
+    Unknown(String),
+}
+
+/// Whether the socket programs pass a frontend over.
+enum Skipped {
+    No,
+    /// A local proxy is to take it from the stack.
+    Delegated(String),
+    Yes(String),
     Unknown(String),
 }
 

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::table::{announced, details, served, slots};
 use crate::judge::{
-    Judgement,
+    Judgement, PathVerdict, SimulationSummary,
     expect::{Checked, Met},
     programmed::Programmed,
 };
@@ -35,7 +35,8 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } = judgement;
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
+        judgement;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
     writeln!(
@@ -65,6 +66,9 @@ pub fn write(
     }
     if let Some(observed) = observed {
         super::journeys::write_markdown(observed, out)?;
+    }
+    if let Some(simulation) = simulation {
+        write_simulated(&verdict.paths, simulation, out)?;
     }
     if !verdict.findings.is_empty() {
         writeln!(out, "## Findings\n")?;
@@ -103,6 +107,39 @@ pub fn write(
         }
     }
     Ok(())
+}
+
+/// What simulated packets came to, with their controls, and what they left.
+fn write_simulated(
+    paths: &[PathVerdict],
+    simulation: &SimulationSummary,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    writeln!(out, "## Simulated\n")?;
+    writeln!(out, "{}.\n", escape(&simulation.to_string()))?;
+    let mut simulated =
+        paths.iter().filter_map(|path| Some((path, path.simulated.as_ref()?))).peekable();
+    if simulated.peek().is_none() {
+        return Ok(());
+    }
+    writeln!(out, "| Frontend | Path | From | Packets | Came to | Control | Its result |")?;
+    writeln!(out, "| --- | --- | --- | --- | --- | --- | --- |")?;
+    for (path, simulated) in simulated {
+        let control = &simulated.control;
+        writeln!(
+            out,
+            "| {} | {} | {} | {} | {} | {} | {}{} |",
+            escape(&path.frontend),
+            escape(&path.path),
+            simulated.source,
+            simulated.packets,
+            escape(&simulated.came()),
+            control.destination,
+            escape(&control.result),
+            if control.good { "" } else { ": failed, no proof" }
+        )?;
+    }
+    writeln!(out)
 }
 
 fn write_programmed(programmed: &Programmed, out: &mut impl Write) -> io::Result<()> {

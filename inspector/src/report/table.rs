@@ -8,7 +8,7 @@ use super::journeys;
 use crate::{
     cilium::services::Scope,
     judge::{
-        Finding, Judgement, Outcome, PathVerdict, Served, Severity,
+        Finding, Judgement, Outcome, PathVerdict, Served, Severity, SimulationSummary,
         expect::{Checked, Met},
         programmed::{Announcement, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy},
     },
@@ -37,7 +37,8 @@ pub fn write(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, observed, programmed, not_measured } = judgement;
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
+        judgement;
     writeln!(out, "{}", sentence(verdict.served, &verdict.sentence, style))?;
     if style.quiet {
         return write_expectations(expectations, style, out);
@@ -56,6 +57,10 @@ pub fn write(
         writeln!(out)?;
         journeys::write_observation(observed, style, out)?;
     }
+    if let Some(simulation) = simulation {
+        writeln!(out)?;
+        write_simulated(&verdict.paths, simulation, style, out)?;
+    }
     writeln!(out)?;
     writeln!(out, "Announced here: {}", announced(&programmed.announcement))?;
     if !verdict.findings.is_empty() {
@@ -69,6 +74,60 @@ pub fn write(
         }
     }
     write_expectations(expectations, style, out)
+}
+
+/// What simulated packets came to, and what they left.
+fn write_simulated(
+    paths: &[PathVerdict],
+    simulation: &SimulationSummary,
+    style: Style,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let simulated: Vec<_> =
+        paths.iter().filter_map(|path| Some((path, path.simulated.as_ref()?))).collect();
+    if !simulated.is_empty() {
+        let mut table = new_table(style);
+        table.set_header(["SIMULATED", "VIA", "PACKETS", "CAME TO"]);
+        for (path, simulated) in simulated {
+            let number = match simulated.packets {
+                1 => "1 from".to_owned(),
+                packets => format!("{packets} from"),
+            };
+            table.add_row([
+                port(&path.frontend).to_owned(),
+                path.device.clone().unwrap_or_default(),
+                format!("{number} {}", simulated.source),
+                simulated.came(),
+            ]);
+            let others = [
+                Some(("control", &simulated.control)),
+                simulated.control_port.as_ref().map(|control| ("unused port", control)),
+                // It may be all there is.
+                simulated
+                    .denied
+                    .as_ref()
+                    .filter(|denied| denied.source != simulated.source)
+                    .map(|denied| ("outside the ranges", denied)),
+            ];
+            for (what, control) in others.into_iter().flatten() {
+                let whom = match what {
+                    "outside the ranges" => control.source.to_string(),
+                    _ => control.destination.to_string(),
+                };
+                let failed = if control.good { "" } else { ": NOT as it must be" };
+                table.add_row([
+                    String::new(),
+                    String::new(),
+                    format!("{what} {whom}"),
+                    format!("{}{failed}", control.result),
+                ]);
+            }
+        }
+        print(&table, out)?;
+    }
+    let mut table = new_table(style);
+    table.add_row(["Simulated:".to_owned(), simulation.to_string()]);
+    print(&table, out)
 }
 
 /// The first word of the sentence stands out.

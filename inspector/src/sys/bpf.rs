@@ -13,6 +13,7 @@ use std::{
 use crate::cilium::layout::MapType;
 
 const BPF_MAP_LOOKUP_ELEM: libc::c_long = 1;
+const BPF_MAP_DELETE_ELEM: libc::c_long = 3;
 const BPF_MAP_GET_NEXT_KEY: libc::c_long = 4;
 const BPF_OBJ_GET: libc::c_long = 7;
 const BPF_MAP_GET_FD_BY_ID: libc::c_long = 14;
@@ -192,6 +193,38 @@ pub fn open_map_by_id(id: u32) -> io::Result<OwnedFd> {
     let fd = unsafe { bpf(BPF_MAP_GET_FD_BY_ID, &mut attr)? };
     // SAFETY: the kernel just returned this descriptor; nobody else owns it.
     unsafe { owned(fd) }
+}
+
+/// Opens the map with this id for reading and writing: only to take back what a simulation put
+/// there.
+///
+/// # Errors
+/// As [`open_map_by_id`].
+pub fn open_map_for_cleaning(id: u32) -> io::Result<OwnedFd> {
+    let mut attr = GetIdAttr { id, ..GetIdAttr::default() };
+    // SAFETY: the attribute holds no address.
+    let fd = unsafe { bpf(BPF_MAP_GET_FD_BY_ID, &mut attr)? };
+    // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+    unsafe { owned(fd) }
+}
+
+/// Deletes one entry; `Ok(false)` if it is not there.
+///
+/// # Errors
+/// The error of `BPF_MAP_DELETE_ELEM`, but for `ENOENT`.
+///
+/// # Panics
+/// If `key` has not the map's key size.
+pub fn delete(fd: BorrowedFd<'_>, info: &MapInfo, key: &[u8]) -> io::Result<bool> {
+    assert_eq!(key.len(), info.key_size as usize);
+    let mut attr =
+        ElemAttr { map_fd: fd_number(fd), key: key.as_ptr() as u64, ..ElemAttr::default() };
+    // SAFETY: the key has the length that the kernel reads, checked above.
+    match unsafe { bpf(BPF_MAP_DELETE_ELEM, &mut attr) } {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
 }
 
 /// Takes a descriptor that a call of `bpf(2)` returned.

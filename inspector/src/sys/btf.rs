@@ -1,5 +1,5 @@
-//! The few things that are read from a program's BTF: the name of a function, and what lies where
-//! in a data section.
+//! The few things that are read from BTF: of a program's the name of a function, and what lies where
+//! in a data section; of the kernel's what lies where in a structure, and names of values.
 //!
 //! aya-obj parses BTF but keeps its look-ups by type id to itself, and libraries that index all
 //! names and types make a map of each: a node has hundreds of BTF objects (Cilium loads one with
@@ -48,6 +48,8 @@ struct Type<'bytes> {
     name: u32,
     kind: u32,
     members: usize,
+    /// Whether the offsets of its members tell the sizes of bit fields too.
+    has_bit_fields: bool,
     /// Size in bytes, or the id of the type that this one is made of.
     extent: u32,
     /// What follows.
@@ -98,6 +100,7 @@ impl<'bytes> Btf<'bytes> {
             name: word(self.types, at)?,
             kind: info >> 24 & 0x1f,
             members: (info & 0xffff) as usize,
+            has_bit_fields: info >> 31 != 0,
             extent: word(self.types, at + 8)?,
             rest: self.types.get(at + 12..)?,
         })
@@ -146,6 +149,106 @@ impl<'bytes> Btf<'bytes> {
                 };
                 room.copy_from_slice(bytes);
                 Some((self.string(variable.name)?.to_owned(), u64::from_ne_bytes(value)))
+            })
+            .collect()
+    }
+
+    /// Type ids of the structures (and unions) with these names, in one walk; the first of each name.
+    #[must_use]
+    pub fn structures<const N: usize>(&self, names: [&str; N]) -> [Option<u32>; N] {
+        let mut found = [None; N];
+        let mut missing = N;
+        for (index, &at) in self.starts.iter().enumerate() {
+            if missing == 0 {
+                break;
+            }
+            let Some(one) = self.parse(at) else { continue };
+            if !matches!(one.kind, kind::STRUCT | kind::UNION) {
+                continue;
+            }
+            for (slot, name) in found.iter_mut().zip(names) {
+                if slot.is_none() && self.is_named(one.name, name) {
+                    *slot = u32::try_from(index + 1).ok();
+                    missing -= 1;
+                }
+            }
+        }
+        found
+    }
+
+    fn is_named(&self, offset: u32, name: &str) -> bool {
+        let end = offset as usize + name.len();
+        self.strings.get(offset as usize..end) == Some(name.as_bytes())
+            && self.strings.get(end) == Some(&0)
+    }
+
+    /// Offset in bytes of a member of a structure; `path` may lead through structures in it
+    /// (`nd_net.net`), and those without name are looked into. `None` if there is no such member, or
+    /// it does not begin at a byte.
+    #[must_use]
+    pub fn offset(&self, structure: u32, path: &str) -> Option<u32> {
+        let mut within = structure;
+        let mut bits = 0_u32;
+        for name in path.split('.') {
+            let (at, member) = self.member(within, name, 0)?;
+            bits = bits.checked_add(at)?;
+            within = member;
+        }
+        bits.is_multiple_of(8).then_some(bits / 8)
+    }
+
+    /// Offset in bits and type of a member.
+    fn member(&self, structure: u32, name: &str, depth: usize) -> Option<(u32, u32)> {
+        if depth == DEPTH {
+            return None;
+        }
+        let found = self.type_by_id(self.unwrapped(structure)?)?;
+        if !matches!(found.kind, kind::STRUCT | kind::UNION) {
+            return None;
+        }
+        (0..found.members).find_map(|index| {
+            let at = index * 12;
+            let (member, kind) = (word(found.rest, at)?, word(found.rest, at + 4)?);
+            let offset = word(found.rest, at + 8)?;
+            // The size of a bit field stands in the upper byte.
+            let offset = if found.has_bit_fields { offset & 0xff_ffff } else { offset };
+            if self.is_named(member, name) {
+                return Some((offset, kind));
+            }
+            if self.string(member) != Some("") {
+                return None;
+            }
+            let (inner, kind) = self.member(kind, name, depth + 1)?;
+            Some((offset.checked_add(inner)?, kind))
+        })
+    }
+
+    /// The type behind typedefs and qualifiers.
+    fn unwrapped(&self, mut id: u32) -> Option<u32> {
+        for _ in 0..DEPTH {
+            let found = self.type_by_id(id)?;
+            match found.kind {
+                kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
+                    id = found.extent;
+                }
+                _ => return Some(id),
+            }
+        }
+        None
+    }
+
+    /// Values and names of an enumeration; empty if there is none of this name.
+    #[must_use]
+    pub fn enumeration(&self, name: &str) -> BTreeMap<u32, &'bytes str> {
+        let found =
+            self.starts.iter().filter_map(|&at| self.parse(at)).find(|one| {
+                one.kind == kind::ENUM && one.members > 0 && self.is_named(one.name, name)
+            });
+        let Some(found) = found else { return BTreeMap::new() };
+        (0..found.members)
+            .filter_map(|index| {
+                let name = self.string(word(found.rest, index * 8)?)?;
+                Some((word(found.rest, index * 8 + 4)?, name))
             })
             .collect()
     }
@@ -250,6 +353,7 @@ mod tests {
         assert_eq!(btf.function(9), None, "a prototype is no function");
         assert_eq!(btf.function(0), None);
         assert_eq!(btf.function(11), None);
+        assert_eq!(btf.structures(["a_function", "missing"]), [None, None]);
         let mut data = vec![14, 0xff, 0xff, 0xff];
         data.extend(70_000_u32.to_ne_bytes());
         data.extend([0xff; 8]);
@@ -260,6 +364,27 @@ mod tests {
         // Data that is shorter than the types say.
         assert_eq!(btf.integers(8, &data[..6]), [("eth_header_length".to_owned(), 14)].into());
         assert_eq!(btf.integers(10, &data), BTreeMap::new());
+    }
+
+    #[test]
+    fn the_kernels_structures_are_found() {
+        let bytes = std::fs::read("/sys/kernel/btf/vmlinux").expect("a kernel with BTF");
+        let btf = Btf::new(&bytes).unwrap();
+        let [icmp, skb, none] = btf.structures(["icmphdr", "sk_buff", "no_such_structure"]);
+        let icmp = icmp.expect("icmphdr");
+        // From the protocol: these cannot move.
+        assert_eq!(btf.offset(icmp, "type"), Some(0));
+        assert_eq!(btf.offset(icmp, "checksum"), Some(2));
+        assert_eq!(btf.offset(icmp, "un.echo.sequence"), Some(6));
+        assert_eq!(btf.offset(icmp, "sequence"), None, "it is in a union with a name");
+        assert_eq!(btf.offset(icmp, "un.echo.sequence.more"), None);
+        let skb = skb.expect("sk_buff");
+        // In unions and structures without a name.
+        assert!(btf.offset(skb, "dev").is_some() && btf.offset(skb, "protocol").is_some());
+        assert_eq!(btf.offset(skb, "fclone"), None, "a bit field in the middle of a byte");
+        assert_eq!(none, None);
+        assert_eq!(btf.enumeration("tcp_ca_state").get(&4), Some(&"TCP_CA_Loss"));
+        assert!(btf.enumeration("no_such_enumeration").is_empty());
     }
 
     #[test]
@@ -276,7 +401,10 @@ mod tests {
                 if let Some(btf) = Btf::new(&damaged) {
                     for id in 0..12 {
                         let _ = btf.function(id);
+                        let _ = btf.structures(["u8"]);
+                        let _ = btf.enumeration("u8");
                         let _ = btf.integers(id, &[0; 16]);
+                        let _ = btf.offset(id, "u8.u32");
                     }
                 }
             }

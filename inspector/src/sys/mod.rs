@@ -13,3 +13,4 @@ pub mod netns;
 pub mod program;
 pub mod signals;
 pub mod tc;
+pub mod test_run;

@@ -286,6 +286,12 @@ impl<'a> Iterator for Messages<'a> {
     }
 }
 
+/// Types and bodies of the messages in `bytes`, as the kernel sends notifications. Stops at one that
+/// is cut short.
+pub fn bodies(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
+    Messages(bytes).map_while(|message| message.map(|message| (message.kind, message.body)))
+}
+
 /// Appends a request: `struct nlmsghdr`, body, padding.
 fn push_message(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, body: &[u8]) {
     let length = HEADER + body.len();

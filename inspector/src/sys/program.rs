@@ -216,7 +216,22 @@ struct FuncInfo {
 /// The error of `BPF_PROG_GET_FD_BY_ID` or `BPF_OBJ_GET_INFO_BY_FD`: `ENOENT` if there is none (any
 /// more), `EPERM` without `CAP_SYS_ADMIN`.
 pub fn program(id: u32) -> io::Result<ProgramInfo> {
-    let fd = by_id(BPF_PROG_GET_FD_BY_ID, id)?;
+    info(open(id)?.as_fd())
+}
+
+/// Opens the program with this id.
+///
+/// # Errors
+/// The error of `BPF_PROG_GET_FD_BY_ID`.
+pub(super) fn open(id: u32) -> io::Result<OwnedFd> {
+    by_id(BPF_PROG_GET_FD_BY_ID, id)
+}
+
+/// Asks the kernel what an open program is.
+///
+/// # Errors
+/// The error of `BPF_OBJ_GET_INFO_BY_FD`.
+pub(super) fn info(fd: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
     // No program may use more than 64 maps.
     let mut maps = [0_u32; 64];
     // The record's size must be the kernel's, which has been this since Linux 4.20; older kernels
@@ -231,7 +246,7 @@ pub fn program(id: u32) -> io::Result<ProgramInfo> {
         ..RawProgramInfo::default()
     };
     // SAFETY: the two lists that `info` names have the room that it says and outlive the call.
-    unsafe { object_info(fd.as_fd(), &mut info)? };
+    unsafe { object_info(fd, &mut info)? };
     let used = (info.nr_map_ids as usize).min(maps.len());
     Ok(ProgramInfo {
         id: info.id,

@@ -30,6 +30,19 @@ pub fn hold() -> Held {
     }
 }
 
+impl Held {
+    /// Whether one of the signals has come meanwhile.
+    #[must_use]
+    pub fn pending(&self) -> bool {
+        let mut waiting = MaybeUninit::uninit();
+        // SAFETY: `sigpending` writes all of the set, which the others only read.
+        unsafe {
+            libc::sigpending(waiting.as_mut_ptr()) == 0
+                && ENDING.iter().any(|&signal| libc::sigismember(waiting.as_ptr(), signal) == 1)
+        }
+    }
+}
+
 impl Drop for Held {
     fn drop(&mut self) {
         // SAFETY: the set was written by `pthread_sigmask`; nobody wants the present one.
@@ -58,11 +71,16 @@ mod tests {
         assert!(!holds());
         let held = hold();
         assert!(holds());
+        assert!(!held.pending());
         let mut came = 0;
         // SAFETY: the signal goes to this thread, which holds it back; `sigwait` takes it out of
         // the set that has just been initialised.
         unsafe {
             libc::raise(libc::SIGTERM);
+        }
+        assert!(held.pending());
+        // SAFETY: as above.
+        unsafe {
             let mut set = MaybeUninit::uninit();
             libc::sigemptyset(set.as_mut_ptr());
             libc::sigaddset(set.as_mut_ptr(), libc::SIGTERM);

@@ -5,9 +5,16 @@ use std::io;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd as _;
 
-use inspector_common::packet::LinkLayer;
-
 use super::TraceError;
+
+/// What stands in front of the IP header on a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LinkLayer {
+    /// An Ethernet header.
+    Ethernet,
+    /// Nothing: `WireGuard`, TUN, IP tunnels.
+    None,
+}
 
 /// A device of this thread's network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

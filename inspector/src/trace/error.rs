@@ -3,7 +3,6 @@
 use std::io;
 
 use aya::maps::MapError;
-use aya::programs::ProgramError;
 
 /// Why something could not be traced. Each message names the call, the object and the way out.
 #[derive(Debug, thiserror::Error)]
@@ -14,20 +13,6 @@ pub enum TraceError {
          CAP_NET_ADMIN"
     )]
     Load(#[source] Box<aya::EbpfError>),
-    /// The kernel did not take one of our programs.
-    #[error(
-        "bpf(BPF_PROG_LOAD) of {program}: {source}; run as root or with CAP_BPF and CAP_NET_ADMIN"
-    )]
-    Program {
-        /// Name of the program.
-        program: &'static str,
-        /// aya's error, with the verifier's words.
-        #[source]
-        source: Box<ProgramError>,
-    },
-    /// The messages of our programs cannot be read.
-    #[error("the map of the tracer's own messages: {0}; this is a defect of this build")]
-    Log(#[source] Box<aya_log::Error>),
     /// No device of that name, or it cannot be asked about.
     #[error(
         "{call} of device {device}: {source}; `ip link` lists the devices of this network namespace"
@@ -41,18 +26,15 @@ pub enum TraceError {
         #[source]
         source: io::Error,
     },
-    /// The kernel did not attach our program to the device.
-    #[error(
-        "bpf(BPF_LINK_CREATE) at tcx ingress of device {device}: {source}; it needs Linux 6.6 or \
-         later and CAP_NET_ADMIN, and can be done once per device"
-    )]
-    Attach {
-        /// Name of the device.
-        device: String,
-        /// aya's error.
-        #[source]
-        source: Box<ProgramError>,
-    },
+    /// The clsact qdisc or the process that guards the filters could not be made.
+    #[error("clsact on the watched devices: {0}; it needs CAP_NET_ADMIN and CONFIG_NET_CLS_ACT")]
+    Clsact(#[source] io::Error),
+    /// The thread's network namespace could not be told.
+    #[error("stat of /proc/thread-self/ns/net: {0}; /proc has to be mounted")]
+    Netns(#[source] io::Error),
+    /// Notifications could not be read.
+    #[error("receiving notifications over netlink: {0}")]
+    Netlink(#[source] io::Error),
     /// One of our maps could not be read or written.
     #[error("map {map}: {source}; it holds a limited number of entries, watch fewer")]
     Map {

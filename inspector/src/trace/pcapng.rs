@@ -26,7 +26,7 @@ const UDP: u8 = 17;
 
 /// Writes sightings as a capture.
 pub struct Writer<W: Write> {
-    writer: PcapNgWriter<W>,
+    out: PcapNgWriter<W>,
     /// Interfaces by hook, tier and device.
     interfaces: HashMap<(Hook, Tier, u32), u32>,
     /// What is added to a monotonic time to get the time of day.
@@ -48,7 +48,7 @@ impl<W: Write> Writer<W> {
     /// The error of the writer.
     pub fn new(out: W, offset: Duration) -> io::Result<Self> {
         let writer = PcapNgWriter::new(out).map_err(failed)?;
-        Ok(Self { writer, interfaces: HashMap::new(), offset })
+        Ok(Self { out: writer, interfaces: HashMap::new(), offset })
     }
 
     /// Writes a packet; `comment` is what is known of its journey. A sighting without a packet is
@@ -76,7 +76,7 @@ impl<W: Write> Writer<W> {
             data,
             options: vec![EnhancedPacketOption::Comment(Cow::Borrowed(comment))],
         };
-        self.writer.write_block(&block.into_block()).map_err(failed)?;
+        self.out.write_block(&block.into_block()).map_err(failed)?;
         Ok(())
     }
 
@@ -85,7 +85,7 @@ impl<W: Write> Writer<W> {
     /// # Errors
     /// The error of the writer.
     pub fn finish(mut self) -> io::Result<()> {
-        self.writer.get_mut().flush()
+        self.out.get_mut().flush()
     }
 
     /// The interface that stands for a hook, which is described at first use.
@@ -113,7 +113,7 @@ impl<W: Write> Writer<W> {
                 InterfaceDescriptionOption::IfTsResol(9),
             ],
         };
-        self.writer.write_block(&block.into_block()).map_err(failed)?;
+        self.out.write_block(&block.into_block()).map_err(failed)?;
         let id = u32::try_from(self.interfaces.len()).unwrap_or(u32::MAX);
         self.interfaces.insert(key, id);
         Ok(id)

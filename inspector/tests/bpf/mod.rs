@@ -31,6 +31,8 @@ pub const CGROUP_SOCK_ADDR: u32 = 18;
 
 pub const TCX_INGRESS: u32 = 46;
 pub const TCX_EGRESS: u32 = 47;
+pub const NETKIT_PRIMARY: u32 = 54;
+pub const NETKIT_PEER: u32 = 55;
 pub const XDP_HOOK: u32 = 37;
 pub const INET4_CONNECT: u32 = 10;
 pub const UDP4_SENDMSG: u32 = 14;
@@ -85,8 +87,9 @@ impl Attribute {
     }
 
     fn call(self, what: &str, command: i32) -> i32 {
-        bpf(command, &self.0)
-            .unwrap_or_else(|error| panic!("{what}: {error}; this test must be run as root"))
+        bpf(command, &self.0).unwrap_or_else(|error| {
+            panic!("{what}: {error}; this test needs root and a kernel that has this")
+        })
     }
 }
 
@@ -253,6 +256,7 @@ pub struct Code<'a> {
     full_name: Option<&'a str>,
     maps: Vec<&'a Map>,
     tail_call: Option<&'a Map>,
+    writes: Vec<(u32, [u8; 4])>,
     result: i32,
 }
 
@@ -267,6 +271,7 @@ impl<'a> Code<'a> {
             full_name: None,
             maps: vec![],
             tail_call: None,
+            writes: vec![],
             result: -1,
         }
     }
@@ -299,6 +304,12 @@ impl<'a> Code<'a> {
         self
     }
 
+    /// That writes these bytes into the packet at this offset.
+    pub fn writes(mut self, offset: u32, bytes: [u8; 4]) -> Self {
+        self.writes.push((offset, bytes));
+        self
+    }
+
     /// That returns this.
     pub fn returns(mut self, result: i32) -> Self {
         self.result = result;
@@ -322,6 +333,19 @@ impl<'a> Code<'a> {
             instruction(&mut code, 0, 0, 0);
             instruction(&mut code, 0xb7, 0x03, 7);
             instruction(&mut code, 0x85, 0x00, 12);
+        }
+        for &(offset, bytes) in &self.writes {
+            // *(u32 *)(r10 - 4) = bytes
+            code.extend([0x62, 0x0a, 0xfc, 0xff]);
+            code.extend(bytes);
+            // bpf_skb_store_bytes(r1 = r6, r2 = offset, r3 = r10 - 4, r4 = 4, r5 = 0)
+            instruction(&mut code, 0xbf, 0x61, 0);
+            instruction(&mut code, 0xb7, 0x02, offset.cast_signed());
+            instruction(&mut code, 0xbf, 0xa3, 0);
+            instruction(&mut code, 0x07, 0x03, -4);
+            instruction(&mut code, 0xb7, 0x04, 4);
+            instruction(&mut code, 0xb7, 0x05, 0);
+            instruction(&mut code, 0x85, 0x00, 9);
         }
         // r0 = result; exit
         instruction(&mut code, 0xb7, 0x00, self.result);
@@ -385,7 +409,23 @@ impl Program {
     /// Attaches to tcx at the end of the chain, or in front of everything.
     pub fn tcx(&self, ifindex: u32, attach_type: u32, in_front: bool) -> Link {
         // BPF_F_BEFORE without a relative: first of all.
-        self.link("tcx", ifindex, attach_type, if in_front { 1 << 3 } else { 0 })
+        self.link(
+            "tcx (Linux 6.6 or later)",
+            ifindex,
+            attach_type,
+            if in_front { 1 << 3 } else { 0 },
+        )
+    }
+
+    /// Attaches to the end of the chain of a netkit pair's peer, or of its primary device; the
+    /// primary one is named for both.
+    pub fn netkit(&self, primary: u32, of_peer: bool) -> Link {
+        self.link(
+            "netkit (Linux 6.7 or later)",
+            primary,
+            if of_peer { NETKIT_PEER } else { NETKIT_PRIMARY },
+            0,
+        )
     }
 
     /// Attaches to XDP in the stack or in the driver.

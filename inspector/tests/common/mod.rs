@@ -21,6 +21,7 @@ pub const CAPTURES: &[&str] = &[
     "v1.18-l7lb",
     "v1.18-sock-hostns-only",
     "v1.18-proto-any",
+    "v1.19-tcx",
     "v1.21-tcx",
     "v1.21-l7lb",
 ];

@@ -8,7 +8,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::AsRawFd as _;
+use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
 use std::{io, thread};
 
 use nix::net::if_::if_nametoindex;
@@ -23,8 +23,8 @@ pub const CLIENT_DEVICE: &str = "uplink";
 pub const CLIENT_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 177);
 pub const CLIENT_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x177);
 /// The node's addresses, the client's gateways.
-const NODE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
-const NODE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x10);
+pub const NODE_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 10);
+pub const NODE_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, 0x10);
 
 /// A network namespace.
 pub struct Host(File);
@@ -154,7 +154,7 @@ pub fn index(device: &str) -> u32 {
 }
 
 /// Runs `work` with netlink of this thread's network namespace.
-fn netlink(work: impl AsyncFnOnce(Handle)) {
+pub fn netlink(work: impl AsyncFnOnce(Handle)) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build();
     runtime.expect("a runtime").block_on(async {
         let (connection, handle, _) = rtnetlink::new_connection().expect("a netlink socket");
@@ -164,11 +164,134 @@ fn netlink(work: impl AsyncFnOnce(Handle)) {
     });
 }
 
-async fn up(handle: &Handle, device: &str) {
+/// Sets a device up.
+pub async fn up(handle: &Handle, device: &str) {
     let message = LinkUnspec::new_with_index(index(device)).up().build();
     handle.link().set(message).execute().await.expect("set the device up");
 }
 
-async fn address(handle: &Handle, device: &str, address: IpAddr, prefix: u8) {
+/// Gives a device an address.
+pub async fn address(handle: &Handle, device: &str, address: IpAddr, prefix: u8) {
     handle.address().add(index(device), address, prefix).execute().await.expect("add the address");
+}
+
+/// A socket that gets every frame that a device receives.
+pub fn tap(device: &str) -> OwnedFd {
+    let every = u16::try_from(libc::ETH_P_ALL).expect("a small number").to_be();
+    // SAFETY: no pointers are involved.
+    let socket = unsafe {
+        libc::socket(libc::AF_PACKET, libc::SOCK_RAW | libc::SOCK_CLOEXEC, i32::from(every))
+    };
+    assert!(socket >= 0, "socket(AF_PACKET): {}", io::Error::last_os_error());
+    // SAFETY: the descriptor was just made, and belongs to nothing else.
+    let socket = unsafe { <OwnedFd as std::os::fd::FromRawFd>::from_raw_fd(socket) };
+    // SAFETY: sockaddr_ll is plain data, for which all zeros are valid.
+    let mut at: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    at.sll_family = u16::try_from(libc::AF_PACKET).expect("a small number");
+    at.sll_protocol = every;
+    at.sll_ifindex = i32::try_from(index(device)).expect("an interface index");
+    let patience = libc::timeval { tv_sec: 5, tv_usec: 0 };
+    // SAFETY: the pointers are to live values of the sizes given.
+    let result = unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const at).cast(),
+            u32::try_from(size_of_val(&at)).expect("a small size"),
+        ) | libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_RCVTIMEO,
+            (&raw const patience).cast(),
+            u32::try_from(size_of_val(&patience)).expect("a small size"),
+        )
+    };
+    assert_eq!(result, 0, "bind and setsockopt: {}", io::Error::last_os_error());
+    socket
+}
+
+/// The next `count` frames that a tap gets, others than `wanted` left out.
+pub fn frames(tap: &OwnedFd, wanted: impl Fn(&Vec<u8>) -> bool, count: usize) -> Vec<Vec<u8>> {
+    let mut found = Vec::new();
+    while found.len() < count {
+        let mut frame = vec![0; 65_536];
+        // SAFETY: a live buffer of the length given.
+        let length =
+            unsafe { libc::recv(tap.as_raw_fd(), frame.as_mut_ptr().cast(), frame.len(), 0) };
+        let Ok(length) = usize::try_from(length) else {
+            panic!("{} of {count} frames: {}", found.len(), io::Error::last_os_error());
+        };
+        frame.truncate(length);
+        if wanted(&frame) {
+            found.push(frame);
+        }
+    }
+    found
+}
+
+/// What a test run of a classifier made of a frame.
+pub struct TestRun {
+    pub returned: u32,
+    pub frame: Vec<u8>,
+    /// `struct __sk_buff`.
+    pub context_before: Vec<u8>,
+    pub context_after: Vec<u8>,
+}
+
+/// Runs a classifier on a frame.
+pub fn test_run(program: &impl AsFd, frame: &[u8]) -> TestRun {
+    /// `BPF_PROG_TEST_RUN`
+    const COMMAND: libc::c_long = 10;
+    /// The part of `union bpf_attr` that is for it.
+    #[repr(C)]
+    #[derive(Default)]
+    struct Attr {
+        prog_fd: u32,
+        retval: u32,
+        data_size_in: u32,
+        data_size_out: u32,
+        data_in: u64,
+        data_out: u64,
+        repeat: u32,
+        duration: u32,
+        ctx_size_in: u32,
+        ctx_size_out: u32,
+        ctx_in: u64,
+        ctx_out: u64,
+        flags: u32,
+        cpu: u32,
+        batch_size: u32,
+        pad: u32,
+    }
+    let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short");
+    // Of __sk_buff: mark, priority, cb, and tstamp may be given.
+    let mut context = vec![0_u8; 192];
+    context[8..12].copy_from_slice(&0x1234_u32.to_ne_bytes());
+    context[32..36].copy_from_slice(&5_u32.to_ne_bytes());
+    context[48..52].copy_from_slice(&[1, 2, 3, 4]);
+    let (mut after, mut out) = (vec![0_u8; 192], vec![0_u8; frame.len() + 256]);
+    let mut attr = Attr {
+        prog_fd: program.as_fd().as_raw_fd().unsigned_abs(),
+        data_size_in: length(frame),
+        data_size_out: length(&out),
+        data_in: frame.as_ptr() as u64,
+        data_out: out.as_mut_ptr() as u64,
+        repeat: 1,
+        ctx_size_in: length(&context),
+        ctx_size_out: length(&after),
+        ctx_in: context.as_ptr() as u64,
+        ctx_out: after.as_mut_ptr() as u64,
+        ..Attr::default()
+    };
+    // SAFETY: every address in the attribute is that of a live buffer of the length beside it.
+    let result = unsafe { libc::syscall(libc::SYS_bpf, COMMAND, &raw mut attr, size_of::<Attr>()) };
+    assert_eq!(result, 0, "BPF_PROG_TEST_RUN: {}", io::Error::last_os_error());
+    out.truncate(attr.data_size_out as usize);
+    // The kernel fills in what is its own: compare what can be written.
+    let writable = |context: &[u8]| [&context[8..12], &context[32..36], &context[48..68]].concat();
+    TestRun {
+        returned: attr.retval,
+        frame: out,
+        context_before: writable(&context),
+        context_after: writable(&after),
+    }
 }

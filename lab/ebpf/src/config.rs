@@ -41,3 +41,19 @@ pub static sock_hostns_only: Global<u32> = Global::new(0);
 /// What connect(2) to a service without backends fails with; 0 for the kernel's own, `EPERM`.
 #[unsafe(no_mangle)]
 pub static no_backend_errno: Global<u32> = Global::new(0);
+
+/// Security identities of clients outside of the cluster, IPv4 and IPv6.
+#[unsafe(no_mangle)]
+pub static world_ipv4: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static world_ipv6: Global<u32> = Global::new(0);
+
+/// 1 where the key of a metric says file and line.
+#[unsafe(no_mangle)]
+pub static metrics_say_where: Global<u32> = Global::new(0);
+
+/// Entries of a Maglev table, by IP version; 0 where there are none.
+#[unsafe(no_mangle)]
+pub static maglev4_size: Global<u32> = Global::new(0);
+#[unsafe(no_mangle)]
+pub static maglev6_size: Global<u32> = Global::new(0);

@@ -8,7 +8,8 @@ use aya_ebpf::programs::TcContext;
 use crate::config::{enable_l7_lb, enable_reject, nat_ipv4, nat_ipv6_high, nat_ipv6_low};
 use crate::maps::{CALLS, FLOWS, Tuple};
 use crate::packet::{self, At, DROP, ETHERNET, Reason, STACK};
-use crate::service::{self, L7, ROUTABLE};
+use crate::service::{self, Client, L7, ROUTABLE};
+use crate::traces::{self, Note};
 use crate::{neighbour, reject};
 
 /// Where the programs for IPv4 and IPv6 are in [`CALLS`].
@@ -171,85 +172,104 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     let Some((old, l4)) = packet::parse::<V6>(ctx, l3) else {
         return pass::<V6>(ctx, l3);
     };
-    if !packet::is_opening(ctx, &old, l4)
-        && let Some(known) = FLOWS.get_ptr(old)
-    {
+    let opening = packet::is_opening(ctx, &old, l4);
+    if !opening && let Some(known) = FLOWS.get_ptr(old) {
         // SAFETY: a found entry is valid while this program runs; it is copied at once.
         let new = unsafe { *known };
         return forward::<V6>(ctx, l3, l4, &old, &new);
     }
-    if from != From::Pod {
-        match balance::<V6>(ctx, from, l3, &old) {
-            Balanced::To(new) => return forward::<V6>(ctx, l3, l4, &old, &new),
-            Balanced::Done(action) => return action,
-            Balanced::NoService => {}
-        }
+    if from == From::Pod {
+        return pass::<V6>(ctx, l3);
     }
-    pass::<V6>(ctx, l3)
+    let outside = from == From::Outside;
+    let mut note = Note { backend: 0, rev_nat: 0, opening, outside, local: false, pod: false };
+    let mut new = old;
+    match balance::<V6>(ctx, &old, &mut new, &mut note) {
+        NO_SERVICE => pass::<V6>(ctx, l3),
+        BALANCED => {
+            let elsewhere = note.outside && !note.local;
+            if remember(&old, &mut new, elsewhere) != 0
+                || traces::connection::<V6>(&old, &new, &note) != 0
+                || (outside && neighbour_of::<V6>(ctx, &old.source) != 0)
+            {
+                return DROP;
+            }
+            if elsewhere {
+                ctx.set_mark(MARK_SNAT_DONE);
+            }
+            forward::<V6>(ctx, l3, l4, &old, &new)
+        }
+        action => action,
+    }
 }
 
-enum Balanced {
-    NoService,
-    To(Tuple),
-    Done(i32),
+#[inline(never)]
+fn neighbour_of<const V6: bool>(ctx: &TcContext, client: &[u32; 4]) -> i32 {
+    let Ok(mac) = ctx.load(6) else { return 0 };
+    traces::neighbour::<V6>(client, mac)
 }
+
+/// What [`balance`] may say beside an action: the packet is for no service.
+const NO_SERVICE: i32 = -1;
+/// The packet is for the backend that was noted.
+const BALANCED: i32 = -2;
 
 /// Load balancing, in Cilium's order: wildcard, source range, routable, L7, no backends, backend.
-#[inline(always)]
-fn balance<const V6: bool>(ctx: &TcContext, from: From, l3: u32, old: &Tuple) -> Balanced {
-    let outside = from == From::Outside;
+/// What is chosen stands in `new` and `note`; a function by itself, so that its stack is free again
+/// when the connection is noted.
+#[inline(never)]
+fn balance<const V6: bool>(ctx: &TcContext, old: &Tuple, new: &mut Tuple, note: &mut Note) -> i32 {
+    let outside = note.outside;
     let vip = &old.destination;
     let Some(found) = service::find::<V6>(vip, old.destination_port, old.protocol, !outside) else {
         return if outside && service::is_wildcard::<V6>(vip) {
-            Balanced::Done(packet::drop(ctx, Reason::NoService))
+            packet::drop(ctx, Reason::NoService)
         } else {
-            Balanced::NoService
+            NO_SERVICE
         };
     };
     if outside && !service::admits::<V6>(&found.service, &old.source) {
-        return Balanced::Done(packet::drop(ctx, Reason::NotInSourceRange));
+        return packet::drop(ctx, Reason::NotInSourceRange);
     }
     if outside && found.service.flags & ROUTABLE == 0 {
-        return Balanced::Done(packet::drop(ctx, Reason::ClusterIp));
+        return packet::drop(ctx, Reason::ClusterIp);
     }
     if enable_l7_lb.load() != 0 && found.service.flags2 & L7 != 0 {
         let port = u32::from(service::proxy_port(&found.service));
         ctx.set_mark(MARK_TO_PROXY | port << 16);
-        return Balanced::Done(STACK);
+        return STACK;
     }
     if found.service.count == 0 {
-        let tell = enable_reject.load() != 0 && !V6 && l3 != 0;
-        let action =
-            if tell { reject::unreachable(ctx) } else { packet::drop(ctx, Reason::NoService) };
-        return Balanced::Done(action);
+        let tell = enable_reject.load() != 0 && !V6 && packet::header() != 0;
+        return if tell { reject::unreachable(ctx) } else { packet::drop(ctx, Reason::NoService) };
     }
-    let Some(target) = service::choose::<V6>(&found, vip, old.destination_port, &old.source) else {
-        return Balanced::Done(DROP);
+    let known = traces::known_backend::<V6>(old, note.opening);
+    let client = Client { id: old.source, is_netns: false };
+    let port = old.destination_port;
+    let Some(target) = service::choose::<V6>(&found, vip, port, &client, known, Some(old)) else {
+        return packet::drop(ctx, Reason::NoService);
     };
-    let mut new = *old;
     new.destination = target.address;
     new.destination_port = target.port;
-    let local = packet::endpoint::<V6>(&target.address).is_some();
+    note.backend = target.id;
+    note.rev_nat = found.service.rev_nat;
+    let endpoint = packet::endpoint::<V6>(&target.address);
+    note.local = endpoint.is_some();
+    note.pod = endpoint.is_some_and(|endpoint| !packet::is_node(endpoint));
     if !outside {
         if !V6 && new.destination[0] == old.source[0] {
             new.source[0] = LOOPBACK;
         }
-    } else if !local {
-        if V6 {
-            let (high, low) = (nat_ipv6_high.load(), nat_ipv6_low.load());
-            new.source = halves(high, low);
-        } else {
-            new.source[0] = nat_ipv4.load();
-        }
+    } else if !note.local {
+        new.source = node_source::<V6>();
     }
-    let elsewhere = outside && !local;
-    if remember(old, &mut new, elsewhere).is_err() {
-        return Balanced::Done(DROP);
-    }
-    if elsewhere {
-        ctx.set_mark(MARK_SNAT_DONE);
-    }
-    Balanced::To(new)
+    BALANCED
+}
+
+/// The node's address, which connections to backends elsewhere come from.
+#[inline(always)]
+pub fn node_source<const V6: bool>() -> [u32; 4] {
+    if V6 { halves(nat_ipv6_high.load(), nat_ipv6_low.load()) } else { [nat_ipv4.load(), 0, 0, 0] }
 }
 
 #[expect(clippy::cast_possible_truncation, reason = "taken apart into halves")]
@@ -262,24 +282,28 @@ fn halves(high: u64, low: u64) -> [u32; 4] {
 
 /// Notes both directions of a connection. With `shared`, the new source address is the node's, and
 /// another client may have the port: then the connection gets another one.
-#[inline(always)]
-fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> Result<(), i32> {
+/// The result is what the kernel said of it.
+#[inline(never)]
+pub fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> i32 {
     let back = reversed(old);
+    let mut key = reversed(new);
     let flags = if shared { u64::from(BPF_NOEXIST) } else { 0 };
-    let key = reversed(new);
-    if FLOWS.insert(key, back, flags).is_err() {
+    if FLOWS.insert(&key, &back, flags).is_err() {
         // SAFETY: a found entry is valid while this program runs.
-        let ours = FLOWS.get_ptr(key).is_some_and(|entry| unsafe { *entry == back });
+        let ours = FLOWS.get_ptr(&key).is_some_and(|entry| unsafe { *entry == back });
         if !ours {
             // One more try, from the upper half of the ports, is enough for a lab.
             #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
             // SAFETY: the helper takes nothing and cannot fail.
             let port = unsafe { bpf_get_prandom_u32() } as u16 | 0x8000;
             new.source_port = port.to_be();
-            FLOWS.insert(reversed(new), back, u64::from(BPF_NOEXIST))?;
+            key.destination_port = new.source_port;
+            if let Err(error) = FLOWS.insert(&key, &back, u64::from(BPF_NOEXIST)) {
+                return error;
+            }
         }
     }
-    FLOWS.insert(old, *new, 0)
+    FLOWS.insert(old, &*new, 0).err().unwrap_or(0)
 }
 
 #[inline(always)]
@@ -294,7 +318,7 @@ fn reversed(tuple: &Tuple) -> Tuple {
 }
 
 /// Translated: to the pod, or where the routes say.
-#[inline(always)]
+#[inline(never)]
 fn forward<const V6: bool>(ctx: &TcContext, l3: u32, l4: u32, old: &Tuple, new: &Tuple) -> i32 {
     if packet::rewrite::<V6>(ctx, l3, l4, old, new).is_err() {
         return DROP;

@@ -2,9 +2,9 @@
 //!
 //! It is named and attached like Cilium's programs, reads the same pinned maps with the same keys,
 //! and does to a packet what a real Cilium did in the captures, as far as connections show it. It
-//! is not Cilium: no policy, no masquerading, no Maglev, no tunnels, no fragments, no events or
-//! metrics, and its conntrack is a table of its own ([`maps::FLOWS`]). `lab/README.md` says where
-//! captures and stand-in disagree.
+//! is not Cilium: no policy, no masquerading, no tunnels, no fragments, no events, and it leaves in
+//! conntrack what a first packet does ([`traces`]) while it looks connections up in a table of its
+//! own ([`maps::FLOWS`]). `lab/README.md` says where captures and stand-in disagree.
 //!
 //! As in Cilium 1.18, the program that is attached to a device does not refer to the services map
 //! itself: a program that it tail-calls does.
@@ -27,6 +27,8 @@ mod packet;
 mod reject;
 mod service;
 mod socket;
+mod traces;
+mod xdp;
 
 /// Read by the kernel: some helpers are for GPL-compatible programs only.
 #[unsafe(link_section = "license")]

@@ -7,7 +7,7 @@
 use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::macros::map;
 use aya_ebpf::maps::lpm_trie::LpmTrie;
-use aya_ebpf::maps::{Array, HashMap, LruHashMap, ProgramArray};
+use aya_ebpf::maps::{Array, HashMap, LruHashMap, PerCpuHashMap, ProgramArray};
 
 /// Both ends of a packet, IPv4 addresses in the first word; all in network byte order.
 #[repr(C)]
@@ -24,7 +24,7 @@ pub struct Tuple {
 }
 
 /// What packets of known connections are rewritten to, in both directions. The lab's own: a real
-/// Cilium keeps this in its conntrack and NAT maps.
+/// Cilium finds this in its conntrack and NAT maps, which the stand-in only fills.
 #[map]
 pub static FLOWS: LruHashMap<Tuple, Tuple> = LruHashMap::with_max_entries(65_536, 0);
 
@@ -166,3 +166,139 @@ pub static REVERSE_SK4: LruHashMap<ReverseKey<u32, 1>, Reverse<u32>> =
 #[map]
 pub static REVERSE_SK6: LruHashMap<ReverseKey<[u32; 4], 3>, Reverse<[u32; 4]>> =
     LruHashMap::with_max_entries(1024, 0);
+
+/// Key of the conntrack and NAT maps; what stands where, see [`crate::traces`]. Network byte order.
+#[repr(C, packed(2))]
+#[derive(Clone, Copy)]
+pub struct TupleKey<A> {
+    pub daddr: A,
+    pub saddr: A,
+    pub dport: u16,
+    pub sport: u16,
+    pub protocol: u8,
+    pub flags: u8,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Conntrack {
+    /// The second word of a service's entry is the backend's id.
+    pub head: [u64; 2],
+    pub packets: u64,
+    pub bytes: u64,
+    /// Seconds of the monotonic clock, as the reports below.
+    pub lifetime: u32,
+    pub flags: u16,
+    /// Network byte order.
+    pub rev_nat: u16,
+    pub word40: u16,
+    pub tx_flags: u8,
+    pub rx_flags: u8,
+    pub identity: u32,
+    pub last_tx: u32,
+    pub last_rx: u32,
+}
+
+#[map]
+pub static CT4: LruHashMap<TupleKey<u32>, Conntrack> = LruHashMap::with_max_entries(1024, 0);
+#[map]
+pub static CT6: LruHashMap<TupleKey<[u32; 4]>, Conntrack> = LruHashMap::with_max_entries(1024, 0);
+/// Everything but TCP.
+#[map]
+pub static CT_ANY4: LruHashMap<TupleKey<u32>, Conntrack> = LruHashMap::with_max_entries(1024, 0);
+#[map]
+pub static CT_ANY6: LruHashMap<TupleKey<[u32; 4]>, Conntrack> =
+    LruHashMap::with_max_entries(1024, 0);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Snat<A, const PAD: usize> {
+    /// Seconds of the monotonic clock.
+    pub created: u64,
+    pub needs_ct: u64,
+    pub pad1: [u64; 2],
+    pub address: A,
+    /// Network byte order.
+    pub port: u16,
+    pub pad2: [u16; PAD],
+}
+
+#[map]
+pub static SNAT4: LruHashMap<TupleKey<u32>, Snat<u32, 1>> = LruHashMap::with_max_entries(1024, 0);
+#[map]
+pub static SNAT6: LruHashMap<TupleKey<[u32; 4]>, Snat<[u32; 4], 3>> =
+    LruHashMap::with_max_entries(1024, 0);
+
+/// The client is an address (IPv4: the first word) or the cookie of a network namespace.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AffinityKey<const WORDS: usize> {
+    pub client: [u32; WORDS],
+    /// Network byte order.
+    pub rev_nat: u16,
+    pub netns: u8,
+    pub pad: [u8; 5],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Affinity {
+    /// Seconds of the monotonic clock.
+    pub last_used: u64,
+    pub backend: u32,
+    pub pad: u32,
+}
+
+#[map]
+pub static AFFINITY4: LruHashMap<AffinityKey<2>, Affinity> = LruHashMap::with_max_entries(1024, 0);
+#[map]
+pub static AFFINITY6: LruHashMap<AffinityKey<4>, Affinity> = LruHashMap::with_max_entries(1024, 0);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct AffinityMatch {
+    pub backend: u32,
+    /// Network byte order.
+    pub rev_nat: u16,
+    pub pad: u16,
+}
+
+/// Which backends a service with affinity has.
+#[map]
+pub static AFFINITY_MATCH: HashMap<AffinityMatch, u8> =
+    HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
+
+/// By the service's `rev_nat`: a table of backends' ids. What Cilium has pinned is a map of maps,
+/// where a look-up finds a map; the type that is said here is that of the empty map that stands in
+/// where there is none, and then nothing is looked up in it.
+#[map]
+pub static MAGLEV4: HashMap<u16, u32> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
+#[map]
+pub static MAGLEV6: HashMap<u16, u32> = HashMap::with_max_entries(1, BPF_F_NO_PREALLOC);
+
+/// A client's address to the MAC address that its packet came from.
+#[map]
+pub static NEIGHBOURS4: LruHashMap<u32, [u8; 8]> = LruHashMap::with_max_entries(1024, 0);
+#[map]
+pub static NEIGHBOURS6: LruHashMap<[u32; 4], [u8; 8]> = LruHashMap::with_max_entries(1024, 0);
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct MetricKey {
+    pub reason: u8,
+    pub direction: u8,
+    pub line: u16,
+    pub file: u8,
+    pub pad: [u8; 3],
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Metric {
+    pub packets: u64,
+    pub bytes: u64,
+}
+
+#[map]
+pub static METRICS: PerCpuHashMap<MetricKey, Metric> =
+    PerCpuHashMap::with_max_entries(1024, BPF_F_NO_PREALLOC);

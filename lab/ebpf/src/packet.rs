@@ -10,15 +10,15 @@ use aya_ebpf::helpers::generated::{
 };
 use aya_ebpf::programs::TcContext;
 
-use crate::config::eth_header_length;
-use crate::maps::{ENDPOINTS, Endpoint, EndpointKey, Tuple};
+use crate::config::{eth_header_length, metrics_say_where};
+use crate::maps::{ENDPOINTS, Endpoint, EndpointKey, METRICS, Metric, MetricKey, Tuple};
 
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 pub const ETHERNET: u32 = 14;
 
-const AF_INET: u8 = 2;
-const AF_INET6: u8 = 10;
+pub const AF_INET: u8 = 2;
+pub const AF_INET6: u8 = 10;
 
 /// The endpoint is the node itself.
 const ENDPOINT_HOST: u32 = 1;
@@ -189,7 +189,7 @@ fn add_header<const V6: bool>(ctx: &TcContext, eth: u32) -> Result<(), i64> {
 }
 
 /// Sends the packet where the node's routes say, by the next hop's neighbour entry.
-#[inline(always)]
+#[inline(never)]
 pub fn route<const V6: bool>(ctx: &TcContext, l3: u32, tuple: &Tuple) -> i32 {
     // SAFETY: all of it are numbers, of which zero is a value.
     let mut question: bpf_fib_lookup = unsafe { core::mem::zeroed() };
@@ -260,12 +260,37 @@ pub enum Reason {
     NotInSourceRange = 177,
 }
 
-/// Drops a packet as Cilium does, with the reason in the third word of the control buffer.
+/// Drops a packet as Cilium does, with the reason in the third word of the control buffer, and
+/// counts it.
 #[inline(always)]
 pub fn drop(ctx: &TcContext, reason: Reason) -> i32 {
+    /// The number of the program for devices to the outside among Cilium's files.
+    const FILE: u8 = 1;
     // SAFETY: the kernel hands a valid __sk_buff to a classifier, which may write these words.
     unsafe { (*ctx.skb.skb).cb[2] = reason as u32 };
+    count(reason, FILE, line!(), u64::from(ctx.len()));
     DROP
+}
+
+/// Counts a received packet that was dropped, in the counters of this CPU. Where that is to be
+/// said, `line` is one of the stand-in's own.
+#[inline(always)]
+pub fn count(reason: Reason, file: u8, line: u32, bytes: u64) {
+    const INGRESS: u8 = 1;
+    let (file, line) = if metrics_say_where.load() == 0 { (0, 0) } else { (file, line) };
+    #[expect(clippy::cast_possible_truncation, reason = "no file of the stand-in is that long")]
+    let line = line as u16;
+    let key = MetricKey { reason: reason as u8, direction: INGRESS, line, file, pad: [0; 3] };
+    if let Some(metric) = METRICS.get_ptr_mut(key) {
+        // SAFETY: a found entry is valid while this program runs, and no other CPU has this value.
+        unsafe {
+            (*metric).packets += 1;
+            (*metric).bytes += bytes;
+        }
+    } else {
+        // Where that fails, the map is full, and one drop goes uncounted.
+        let _full = METRICS.insert(key, Metric { packets: 1, bytes }, 0);
+    }
 }
 
 /// To the node's own stack.

@@ -8,7 +8,7 @@ use aya_ebpf::programs::{SockAddrContext, SockContext};
 use crate::config::{enable_l7_lb, host_netns_cookie, no_backend_errno, sock_hostns_only};
 use crate::maps::{REVERSE_SK4, REVERSE_SK6, Reverse, ReverseKey};
 use crate::packet;
-use crate::service::{self, L7, Target};
+use crate::service::{self, Client, L7, Target};
 
 const ALLOW: i32 = 1;
 const REFUSE: i32 = 0;
@@ -159,7 +159,8 @@ fn forward<const V6: bool>(ctx: *mut bpf_sock_addr) -> i32 {
             } else {
                 [u32::from_ne_bytes([127, 0, 0, 1]), 0, 0, 0]
             };
-            set::<V6>(ctx, &Target { address: here, port: service::proxy_port(&found.service) });
+            let port = service::proxy_port(&found.service);
+            set::<V6>(ctx, &Target { id: 0, address: here, port });
         }
         return ALLOW;
     }
@@ -171,11 +172,19 @@ fn forward<const V6: bool>(ctx: *mut bpf_sock_addr) -> i32 {
         }
         return REFUSE;
     }
+    // No service may take over an address of someone else. A real one asks the IP cache whether it
+    // is the node's own.
+    if found.service.flags & service::EXTERNAL_IP != 0
+        && !packet::endpoint::<V6>(&address).is_some_and(packet::is_node)
+    {
+        return ALLOW;
+    }
     // SAFETY: the context is the one that this program was given.
     let cookie = unsafe { bpf_get_socket_cookie(ctx.cast()) };
-    #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
-    let client = [netns as u32, 0, 0, 0];
-    let Some(target) = service::choose::<V6>(&found, &address, port, &client) else {
+    #[expect(clippy::cast_possible_truncation, reason = "taken apart into halves")]
+    let client = Client { id: [netns as u32, (netns >> 32) as u32, 0, 0], is_netns: true };
+    // As in Cilium, Maglev is for packets.
+    let Some(target) = service::choose::<V6>(&found, &address, port, &client, 0, None) else {
         // A real one lets the connection go to the VIP.
         return ALLOW;
     };
@@ -203,13 +212,13 @@ fn backward<const V6: bool>(ctx: *mut bpf_sock_addr) -> i32 {
         let Some(vip) = REVERSE_SK6.get_ptr(key) else { return ALLOW };
         // SAFETY: a found entry is valid while this program runs.
         let vip = unsafe { *vip };
-        Target { address: vip.address, port: vip.port }
+        Target { id: 0, address: vip.address, port: vip.port }
     } else {
         let key = ReverseKey { cookie, address: address[0], port, pad: [0; 1] };
         let Some(vip) = REVERSE_SK4.get_ptr(key) else { return ALLOW };
         // SAFETY: as above.
         let vip = unsafe { *vip };
-        Target { address: [vip.address, 0, 0, 0], port: vip.port }
+        Target { id: 0, address: [vip.address, 0, 0, 0], port: vip.port }
     };
     set::<V6>(ctx, &vip);
     ALLOW

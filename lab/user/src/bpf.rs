@@ -385,12 +385,17 @@ pub fn map_info(map: BorrowedFd<'_>) -> io::Result<(u32, MapSpec)> {
 
 /// Attaches a program by a link that lives as long as the descriptor or a pin of it. `target` is a
 /// descriptor (cgroups) or an interface index (tcx, in this thread's network namespace), as `kind`
-/// (`enum bpf_attach_type`) wants it.
+/// (`enum bpf_attach_type`) wants it, or for XDP too; `flags` are that type's.
 ///
 /// # Errors
 /// What the kernel said.
-pub fn link_create(program: BorrowedFd<'_>, target: u32, kind: u32) -> io::Result<OwnedFd> {
-    let mut attr = LinkCreate { prog_fd: raw(program), target, attach_type: kind, flags: 0 };
+pub fn link_create(
+    program: BorrowedFd<'_>,
+    target: u32,
+    kind: u32,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    let mut attr = LinkCreate { prog_fd: raw(program), target, attach_type: kind, flags };
     // SAFETY: LinkCreate is the kernel's layout and holds no pointer.
     unsafe { bpf(Cmd::LinkCreate, &mut attr) }.map(owned)
 }

@@ -60,6 +60,12 @@ const HOOKS: [(&str, u32, &str, &str); 11] = [
 /// `BPF_TCX_INGRESS` and `BPF_TCX_EGRESS`.
 const TCX: [u32; 2] = [46, 47];
 
+/// `BPF_XDP`.
+const XDP: u32 = 37;
+
+/// The program for it.
+const XDP_PROGRAM: &str = "cil_xdp_entry";
+
 /// Where the attached programs find those that they tail-call: as in `lab/ebpf/src/device.rs`.
 const CALLS: [(u32, &str); 2] = [(7, "ipv4"), (10, "ipv6")];
 
@@ -67,7 +73,7 @@ const CALLS: [(u32, &str); 2] = [(7, "ipv4"), (10, "ipv6")];
 const FLOWS: &str = "inspector-lab/flows";
 
 /// Maps of the programs, and the names that Cilium has pinned them by, newest first.
-const MAPS: [(&str, &[&str]); 12] = [
+const MAPS: [(&str, &[&str]); 26] = [
     ("SERVICES4", &["cilium_lb4_services_v2"]),
     ("SERVICES6", &["cilium_lb6_services_v2"]),
     ("BACKENDS4", &["cilium_lb4_backends_v3", "cilium_lb4_backends_v2"]),
@@ -80,6 +86,20 @@ const MAPS: [(&str, &[&str]); 12] = [
     ("RUNTIME_CONFIG", &["cilium_runtime_config"]),
     ("REVERSE_SK4", &["cilium_lb4_reverse_sk"]),
     ("REVERSE_SK6", &["cilium_lb6_reverse_sk"]),
+    ("CT4", &["cilium_ct4_global"]),
+    ("CT6", &["cilium_ct6_global"]),
+    ("CT_ANY4", &["cilium_ct_any4_global"]),
+    ("CT_ANY6", &["cilium_ct_any6_global"]),
+    ("SNAT4", &["cilium_snat_v4_external"]),
+    ("SNAT6", &["cilium_snat_v6_external"]),
+    ("AFFINITY4", &["cilium_lb4_affinity"]),
+    ("AFFINITY6", &["cilium_lb6_affinity"]),
+    ("AFFINITY_MATCH", &["cilium_lb_affinity_match"]),
+    ("MAGLEV4", &["cilium_lb4_maglev"]),
+    ("MAGLEV6", &["cilium_lb6_maglev"]),
+    ("NEIGHBOURS4", &["cilium_nodeport_neigh4"]),
+    ("NEIGHBOURS6", &["cilium_nodeport_neigh6"]),
+    ("METRICS", &["cilium_metrics"]),
 ];
 
 /// Why the datapath of a capture could not be put in place.
@@ -138,7 +158,28 @@ pub enum DatapathError {
 pub struct Datapath {
     devices: Vec<OnDevice>,
     hooks: Vec<Hook>,
+    xdp: Vec<(String, Xdp)>,
     settings: Settings,
+}
+
+/// How a program at XDP is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Xdp {
+    /// By the kernel itself, for packets that it has made already. Every action works everywhere.
+    Generic,
+    /// By the device's driver. On a veth device, the other end must be set up for it before a
+    /// packet can be sent from there: passing and dropping work, sending back does not.
+    Native,
+}
+
+impl Xdp {
+    /// `XDP_FLAGS_SKB_MODE` or `XDP_FLAGS_DRV_MODE`.
+    fn flags(self) -> u32 {
+        match self {
+            Self::Generic => 1 << 1,
+            Self::Native => 1 << 2,
+        }
+    }
 }
 
 /// A program on a device.
@@ -171,6 +212,7 @@ struct Settings {
     hostns_only: bool,
     reject: bool,
     unreachable: bool,
+    metrics_say_where: bool,
 }
 
 #[derive(Deserialize)]
@@ -263,10 +305,18 @@ impl Datapath {
             hostns_only: flag("--bpf-lb-sock-hostns-only=true"),
             // Cilium 1.16 brought this map, and 1.15 the answer to the client.
             reject: capture.map("cilium_node_map_v2").is_some(),
-            // Both new after 1.18.
-            unreachable: capture.map("cilium_l2_responder_v6").is_some(),
+            // 1.16 too.
+            metrics_say_where: capture.map("cilium_node_map_v2").is_some(),
+            // Both new after 1.19.
+            unreachable: capture.map("cilium_devices").is_some(),
         };
-        Ok(Some(Self { devices, hooks, settings }))
+        Ok(Some(Self { devices, hooks, xdp: Vec::new(), settings }))
+    }
+
+    /// With the program for XDP on `device` too. No capture has one: with it, Cilium's own choice of
+    /// devices for XDP is a setting.
+    pub fn set_xdp(&mut self, device: &str, mode: Xdp) {
+        self.xdp.push((device.to_owned(), mode));
     }
 
     /// The programs on devices.
@@ -375,11 +425,12 @@ pub fn attach<G>(
         for device in &plan.devices {
             let programs: Vec<&OnDevice> =
                 datapath.devices.iter().filter(|on| on.index == device.index).collect();
-            if programs.is_empty() {
+            let xdp = datapath.xdp.iter().find(|(name, _)| *name == device.name);
+            if programs.is_empty() && xdp.is_none() {
                 continue;
             }
             let _step = step();
-            attach_device(bpffs, plan, datapath, device, &programs)?;
+            attach_device(bpffs, plan, datapath, device, &programs, xdp.map(|(_, mode)| *mode))?;
         }
         if datapath.hooks.is_empty() {
             return Ok(());
@@ -476,6 +527,7 @@ impl Loader {
             Program::SchedClassifier(program) => program.load(),
             Program::CgroupSockAddr(program) => program.load(),
             Program::CgroupSock(program) => program.load(),
+            Program::Xdp(program) => program.load(),
             _ => return Err(self.failed(missing())),
         }
         .map_err(|error| self.failed(error))?;
@@ -507,6 +559,7 @@ fn attach_device(
     datapath: &Datapath,
     device: &Device,
     programs: &[&OnDevice],
+    xdp: Option<Xdp>,
 ) -> Result<(), DatapathError> {
     let loader = Loader::new(bpffs, &device.name);
     let endpoint = match device.kind {
@@ -526,6 +579,8 @@ fn attach_device(
     let (nat4, nat6) = nat_addresses(plan);
     let nat6 = nat6.octets();
     let (high, low) = nat6.split_at(8);
+    // One identity for all the world until one for each IP version came.
+    let (world4, world6) = if datapath.settings.metrics_say_where { (9, 10) } else { (2, 2) };
     let constants = [
         ("eth_header_length", number(if device.mac.is_some() { 14 } else { 0 })),
         ("interface_mac", mac.to_vec()),
@@ -534,6 +589,11 @@ fn attach_device(
         ("nat_ipv6_low", low.to_vec()),
         ("enable_l7_lb", number(datapath.settings.l7.into())),
         ("enable_reject", number(datapath.settings.reject.into())),
+        ("world_ipv4", number(world4)),
+        ("world_ipv6", number(world6)),
+        ("metrics_say_where", number(datapath.settings.metrics_say_where.into())),
+        ("maglev4_size", number(maglev_size(&loader, "cilium_lb4_maglev")?)),
+        ("maglev6_size", number(maglev_size(&loader, "cilium_lb6_maglev")?)),
     ];
     let mut ebpf = loader.load(calls.as_deref(), &constants)?;
 
@@ -551,6 +611,13 @@ fn attach_device(
             array.set(index, fd, 0).map_err(|error| loader.failed(error))?;
         }
     }
+    if let Some(mode) = xdp {
+        let fd = loader.program(&mut ebpf, XDP_PROGRAM)?.as_fd();
+        let folder = device.name.replace('.', "-");
+        let pin = bpffs.join(format!("cilium/devices/{folder}/links")).join(XDP_PROGRAM);
+        let object = format!("{XDP_PROGRAM} on {}", device.name);
+        link(fd, device.index, (XDP, mode.flags()), object, &pin)?;
+    }
     for on in programs {
         let fd = loader.program(&mut ebpf, &on.program)?.as_fd();
         match &on.filter {
@@ -564,7 +631,8 @@ fn attach_device(
                 };
                 let target = device.index;
                 let object = format!("{} on {}", on.program, device.name);
-                link(fd, target, TCX[usize::from(on.egress)], object, &links.join(&on.program))?;
+                let kind = (TCX[usize::from(on.egress)], 0);
+                link(fd, target, kind, object, &links.join(&on.program))?;
             }
             Some(filter) => {
                 filter::attach(device.index, on.egress, filter, fd).map_err(|source| {
@@ -580,19 +648,26 @@ fn attach_device(
     Ok(())
 }
 
+/// How many ids the tables of a Maglev map have; 0 where that map is not pinned.
+fn maglev_size(loader: &Loader, name: &str) -> Result<u32, DatapathError> {
+    let pin = loader.globals.join(name);
+    if !pin.exists() {
+        return Ok(0);
+    }
+    let size = maps::MapHandle::open(&pin).and_then(|map| maps::maglev_table_size(&map));
+    size.map_err(|error| loader.failed(error))
+}
+
 /// Attaches a program by a link, and pins the link.
 fn link(
     program: BorrowedFd<'_>,
     target: u32,
-    kind: u32,
+    (kind, flags): (u32, u32),
     object: String,
     pin: &Path,
 ) -> Result<(), DatapathError> {
-    let link = bpf::link_create(program, target, kind).map_err(|source| DatapathError::Attach {
-        call: "BPF_LINK_CREATE",
-        object,
-        source,
-    })?;
+    let link = bpf::link_create(program, target, kind, flags)
+        .map_err(|source| DatapathError::Attach { call: "BPF_LINK_CREATE", object, source })?;
     if let Some(folder) = pin.parent() {
         make_folder(folder)?;
     }
@@ -649,7 +724,7 @@ fn attach_sockets(
         if hook.link {
             let pin = bpffs.join("cilium/socketlb/links/cgroup").join(program);
             let target = cgroup.as_raw_fd().cast_unsigned();
-            link(fd, target, kind, object, &pin)?;
+            link(fd, target, (kind, 0), object, &pin)?;
         } else {
             bpf::prog_attach(fd, cgroup.as_fd(), kind).map_err(|source| DatapathError::Attach {
                 call: "BPF_PROG_ATTACH",

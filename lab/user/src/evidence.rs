@@ -79,6 +79,7 @@ pub fn evidence(capture: &Capture, query: VipQuery) -> Result<Evidence, CaptureE
         network: Some(network(capture, &json("ip-addr.json")?, &json("ip-neigh.json")?, query)?),
         trace: None,
         sources: Vec::new(),
+        simulation: None,
         verdict: None,
     })
 }

@@ -14,7 +14,7 @@ use crate::{
     bpf,
     capture::{self, Capture, CaptureError, MapSpec},
     cgroup,
-    datapath::{self, Datapath, DatapathError},
+    datapath::{self, Datapath, DatapathError, Xdp},
     maps::{self, MapError, MapHandle},
     netns::{self, Ns},
     network::{self, NetworkError},
@@ -74,6 +74,7 @@ pub struct Builder {
     agent: Agent,
     network: bool,
     datapath: bool,
+    xdp: Vec<(String, Xdp)>,
 }
 
 #[derive(Debug)]
@@ -142,6 +143,14 @@ impl Builder {
         self
     }
 
+    /// Whether the datapath has a program at XDP on `device` too (`eno1`), which no capture has.
+    #[must_use]
+    pub fn xdp(mut self, device: &str, mode: Xdp) -> Self {
+        self.datapath = true;
+        self.xdp.push((device.to_owned(), mode));
+        self
+    }
+
     /// Makes the lab. With a living agent, its liveness entry is fresh when this returns.
     ///
     /// If it fails, panics or is interrupted by a signal, nothing is left behind.
@@ -157,10 +166,13 @@ impl Builder {
         // Before `only`, which may drop the map that says where the pods are.
         let network = self.network || self.datapath;
         let plan = if network { Some(Plan::of(capture.as_ref())?) } else { None };
-        let datapath = match &capture {
+        let mut datapath = match &capture {
             Some(capture) if self.datapath => Datapath::of(capture)?,
             _ => None,
         };
+        if let Some(datapath) = &mut datapath {
+            self.xdp.iter().for_each(|(device, mode)| datapath.set_xdp(device, *mode));
+        }
         let (backends, unannounced) = match (&capture, &datapath) {
             (Some(capture), Some(_)) => (server::backends(capture), datapath::unannounced(capture)),
             _ => Default::default(),
@@ -199,6 +211,9 @@ impl Builder {
             {
                 let _step = signals::step();
                 network::route_by_node(lab.name(), &unannounced)?;
+                if !self.xdp.is_empty() {
+                    network::finish_checksums(lab.name())?;
+                }
             }
             datapath::attach(lab.name(), lab.bpffs(), plan, datapath, signals::step)?;
             if datapath.hooks().next().is_some() {

@@ -35,7 +35,7 @@ pub mod state;
 mod tun;
 
 pub use capture::{Capture, CaptureError};
-pub use datapath::{Datapath, DatapathError};
+pub use datapath::{Datapath, DatapathError, Xdp};
 pub use lab::{Builder, Lab, LabError};
 pub use maps::{MapError, MapHandle};
 pub use netns::Ns;

@@ -392,6 +392,20 @@ pub fn load_map(map: &CapturedMap) -> Result<MapHandle, MapError> {
     Ok(handle)
 }
 
+/// How many ids the tables in a Maglev map have: those of the first, or Cilium's default where there
+/// is none, as [`MapHandle::create`] assumes.
+///
+/// # Errors
+/// [`MapError::Call`], [`MapError::Entry`].
+pub fn maglev_table_size(outer: &MapHandle) -> Result<u32, MapError> {
+    for entry in outer.entries()? {
+        if let Some(id) = entry.value.first_chunk::<4>() {
+            return Ok(MapHandle::by_id(u32::from_ne_bytes(*id))?.spec.value_size / 4);
+        }
+    }
+    Ok(MAGLEV_TABLE_SIZE)
+}
+
 fn load_outer(map: &CapturedMap) -> Result<MapHandle, MapError> {
     let inner = map
         .inner

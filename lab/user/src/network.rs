@@ -238,6 +238,44 @@ pub fn route_by_node(name: &str, addresses: &[IpAddr]) -> Result<(), NetworkErro
     })
 }
 
+/// Makes the hosts of the LAN finish the checksums of what they send. Between veth devices that is
+/// left to whoever needs it, and a program at XDP cannot tell.
+///
+/// # Errors
+/// [`NetworkError`].
+pub fn finish_checksums(name: &str) -> Result<(), NetworkError> {
+    for place in [Ns::Client, Ns::Host60] {
+        let namespace = crate::state::open_file(&netns::path(name, place))?;
+        netns::run_in(&namespace, || {
+            checksums_by_hand("eth0").map_err(io(format!("SIOCETHTOOL for eth0 of {place}")))
+        })?;
+    }
+    Ok(())
+}
+
+/// `ethtool -K DEVICE tx off`.
+fn checksums_by_hand(device: &str) -> io::Result<()> {
+    /// `ETHTOOL_STXCSUM` of `linux/ethtool.h`.
+    const SET_TX_CHECKSUMS: u32 = 0x17;
+    /// `SIOCETHTOOL` of `linux/sockios.h`.
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    let socket = std::net::UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+    // `struct ethtool_value`: command and value, off.
+    let mut value = [SET_TX_CHECKSUMS, 0];
+    // SAFETY: all of it are numbers, of which zero is a value.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(device.bytes().take(15)) {
+        *to = from.cast_signed();
+    }
+    request.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+    // SAFETY: the request names a device and points to the structure of the command, which lives
+    // until after the call.
+    match unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &raw mut request) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
 /// Waits until the kernel has done what it does after a change in its own time: carriers noticed,
 /// addresses usable, and the routes that come with both.
 fn settle<G>(role: Ns, namespace: &OwnedFd, step: impl Fn() -> G) -> Result<(), NetworkError> {

@@ -22,11 +22,12 @@ use inspector_lab::{
 };
 use serde_json::Value;
 
-const CAPTURES: [&str; 9] = [
+const CAPTURES: [&str; 10] = [
     "v1.13-clsact",
     "v1.18-clsact",
     "v1.18-l7lb",
     "v1.18-proto-any",
+    "v1.19-tcx",
     "v1.18-sock-hostns-only",
     "v1.18-tcx",
     "v1.18-wg0-detached",
@@ -35,11 +36,13 @@ const CAPTURES: [&str; 9] = [
 ];
 
 /// Parts of the names of the maps that the stand-in has to do with.
-const NEEDED: [&str; 9] = [
+const NEEDED: [&str; 11] = [
+    "_affinity",
     "_backends_",
     "_calls_",
     "_l2_responder_",
     "_lxc",
+    "_maglev",
     "_node_map_v2",
     "_reverse_sk",
     "_runtime_config",

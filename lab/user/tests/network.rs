@@ -16,11 +16,12 @@ use std::{
 use inspector_lab::{Capture, Lab, Ns};
 use serde_json::Value;
 
-const CAPTURES: [&str; 9] = [
+const CAPTURES: [&str; 10] = [
     "v1.13-clsact",
     "v1.18-clsact",
     "v1.18-l7lb",
     "v1.18-proto-any",
+    "v1.19-tcx",
     "v1.18-sock-hostns-only",
     "v1.18-tcx",
     "v1.18-wg0-detached",

@@ -1,7 +1,9 @@
-//! Core's source from Debian's package `rust-src`, without touching the system.
+//! Debian's packages without touching the system: downloaded by an apt of our own and unpacked.
 //!
 //! The mirror, its options and its key are those that the system's apt is configured with; only
 //! the suite is another. Lists, cache and package stay in a folder of ours and are removed after.
+//! Where the system is no Debian, the mirror is Debian's own, and its key is taken from the package
+//! with which the system vouches for it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -17,24 +19,14 @@ const SUITES: [&str; 4] = ["trixie-backports", "testing", "unstable", "bookworm-
 
 /// Downloads `rust-src` of exactly `version` and puts its `library` folder at `library`.
 pub fn download(version: &str, library: &Path) -> Result<()> {
-    for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
-        if !process::is_installed(tool) {
-            bail!("{tool} is not installed");
-        }
-    }
-    let work = super::tools_dir()?.join("debian");
-    process::remove_dir(&work)?;
-    let outcome = download_in(&work, version, library);
-    process::remove_dir(&work)?;
-    outcome
-}
-
-fn download_in(work: &Path, version: &str, library: &Path) -> Result<()> {
-    let mirror = configured_mirror()?;
     let mut tried = Vec::new();
     for suite in SUITES {
-        match Apt::new(work, &mirror, suite).and_then(|apt| apt.rust_src(version)) {
-            Ok(source) => return super::copy_library(&source, library),
+        let outcome = with_apt(&[suite], |apt| {
+            let source = apt.rust_src(version)?;
+            super::copy_library(&source, library)
+        });
+        match outcome {
+            Ok(()) => return Ok(()),
             Err(error) => tried.push(format!("{suite}: {error:#}")),
         }
     }
@@ -44,42 +36,35 @@ fn download_in(work: &Path, version: &str, library: &Path) -> Result<()> {
 /// Downloads packages of this machine's suite with all that they depend on, and unpacks them at
 /// `root`; what every Debian system has anyway is left out.
 pub fn unpack(packages: &[&str], root: &Path) -> Result<()> {
-    for tool in ["apt-get", "dpkg-deb"] {
+    with_apt(&[&suite()?], |apt| put(&apt.unpack_with_dependencies(packages)?, root))
+}
+
+/// Moves a folder that is complete to its place: it appears there whole or not at all.
+pub fn put(folder: &Path, place: &Path) -> Result<()> {
+    process::remove_dir(place)?;
+    let parent = place.parent().context("the place has no parent folder")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot make {}", parent.display()))?;
+    fs::rename(folder, place).with_context(|| format!("cannot make {}", place.display()))
+}
+
+/// Runs `work` with an apt that knows these suites, the first one preferred, and removes what it
+/// downloaded after. One at a time on this machine: the folder is the same for all.
+pub fn with_apt<T>(suites: &[&str], work: impl FnOnce(&Apt) -> Result<T>) -> Result<T> {
+    for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
         if !process::is_installed(tool) {
             bail!("{tool} is not installed");
         }
     }
-    let work = super::tools_dir()?.join("debian");
-    process::remove_dir(&work)?;
-    let outcome = unpack_in(&work, packages, root);
-    process::remove_dir(&work)?;
+    let tools = super::tools_dir()?;
+    let _lock = super::Lock::take(&tools.join("debian.lock"), "another download")?;
+    let folder = tools.join("debian");
+    process::remove_dir(&folder)?;
+    let outcome = Apt::new(&folder, &configured_mirror(&tools)?, suites).and_then(|apt| {
+        output(apt.command("apt-get").arg("update"), "apt-get update")?;
+        work(&apt)
+    });
+    process::remove_dir(&folder)?;
     outcome
-}
-
-fn unpack_in(work: &Path, packages: &[&str], root: &Path) -> Result<()> {
-    /// The C library has to be the system's, whose loader is used.
-    const LEFT_OUT: [&str; 3] = ["libc6_", "gcc-", "libgcc-s1_"];
-
-    let apt = Apt::new(work, &configured_mirror()?, &suite()?)?;
-    output(apt.command("apt-get").arg("update"), "apt-get update")?;
-    // The private apt takes nothing for installed, so that it fetches every library.
-    let arguments = ["install", "--download-only", "--no-install-recommends", "-y"];
-    output(apt.command("apt-get").args(arguments).args(packages), "apt-get install")?;
-    let archives = work.join("cache/archives");
-    let unpacked = work.join("unpacked");
-    for entry in fs::read_dir(&archives)
-        .with_context(|| format!("cannot list {}", archives.display()))?
-        .filter_map(Result::ok)
-    {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let is_package = Path::new(&name).extension().is_some_and(|extension| extension == "deb");
-        if is_package && !LEFT_OUT.iter().any(|prefix| name.starts_with(prefix)) {
-            let mut unpack = Command::new("dpkg-deb");
-            output(unpack.arg("-x").arg(entry.path()).arg(&unpacked), "dpkg-deb -x")?;
-        }
-    }
-    process::remove_dir(root)?;
-    fs::rename(&unpacked, root).with_context(|| format!("cannot make {}", root.display()))
 }
 
 /// The Debian release that this machine runs, by its code name.
@@ -92,28 +77,28 @@ fn suite() -> Result<String> {
         .with_context(|| format!("{file} names no Debian release"))
 }
 
-/// An apt that knows one suite of one mirror and keeps everything in one folder.
-struct Apt<'a> {
-    work: &'a Path,
+/// An apt that knows some suites of one mirror and keeps everything in one folder.
+pub struct Apt {
+    work: PathBuf,
     options: Vec<String>,
 }
 
-impl<'a> Apt<'a> {
-    fn new(work: &'a Path, mirror: &Mirror, suite: &str) -> Result<Self> {
-        process::remove_dir(work)?;
+impl Apt {
+    fn new(work: &Path, mirror: &Mirror, suites: &[&str]) -> Result<Self> {
         for folder in ["lists/partial", "cache/archives/partial", "sources"] {
             let path = work.join(folder);
             fs::create_dir_all(&path).with_context(|| format!("cannot make {}", path.display()))?;
         }
+        let stanzas: Vec<_> = suites.iter().map(|suite| mirror.stanza(suite)).collect();
         for (file, text) in
-            [("sources/debian.sources", mirror.stanza(suite)), ("status", String::new())]
+            [("sources/debian.sources", stanzas.join("\n")), ("status", String::new())]
         {
             let path = work.join(file);
             fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         }
         let work_text =
             work.to_str().with_context(|| format!("{} is not UTF-8", work.display()))?;
-        let options = vec![
+        let mut options = vec![
             format!("Dir::State::Lists={work_text}/lists"),
             format!("Dir::State::Status={work_text}/status"),
             format!("Dir::Cache={work_text}/cache"),
@@ -128,12 +113,16 @@ impl<'a> Apt<'a> {
             "APT::Get::List-Cleanup=false".to_owned(),
             "Acquire::Languages=none".to_owned(),
         ];
-        Ok(Self { work, options })
+        if let [preferred, _, ..] = suites {
+            // Else backports, which Debian marks as not automatic, would never be taken.
+            options.push(format!("APT::Default-Release={preferred}"));
+        }
+        Ok(Self { work: work.to_owned(), options })
     }
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(self.work).env("LC_ALL", "C").arg("-q");
+        command.current_dir(&self.work).env("LC_ALL", "C").arg("-q");
         for option in &self.options {
             command.args(["-o", option]);
         }
@@ -142,24 +131,67 @@ impl<'a> Apt<'a> {
 
     /// The unpacked `library` folder of `rust-src` in `version`.
     fn rust_src(&self, version: &str) -> Result<PathBuf> {
-        output(self.command("apt-get").arg("update"), "apt-get update")?;
         let madison =
             output(self.command("apt-cache").args(["madison", "rust-src"]), "apt-cache madison")?;
         let package = pick(&madison, version)
             .with_context(|| format!("no rust-src {version}, but {}", found_versions(&madison)))?;
         eprintln!("core's source: downloading Debian's rust-src {package}");
-        output(
-            self.command("apt-get").args(["download", &format!("rust-src={package}")]),
-            "apt-get download",
-        )?;
-        let deb = fs::read_dir(self.work)
-            .with_context(|| format!("cannot list {}", self.work.display()))?
-            .filter_map(|entry| Some(entry.ok()?.path()))
-            .find(|path| path.extension().is_some_and(|extension| extension == "deb"))
-            .context("apt-get download left no package")?;
-        let unpacked = self.work.join("unpacked");
-        output(Command::new("dpkg-deb").arg("-x").arg(&deb).arg(&unpacked), "dpkg-deb -x")?;
+        let unpacked = self.unpack(&[&format!("rust-src={package}")])?;
         Ok(unpacked.join(format!("usr/src/rustc-{version}/library")))
+    }
+
+    /// The names of the packages that begin like this and can be had.
+    pub fn names(&self, prefix: &str) -> Result<Vec<String>> {
+        let names =
+            output(self.command("apt-cache").args(["pkgnames", prefix]), "apt-cache pkgnames")?;
+        Ok(names.lines().map(str::to_owned).collect())
+    }
+
+    /// What a package cannot do without, by name; alternatives each.
+    pub fn depends(&self, package: &str) -> Result<Vec<String>> {
+        let depends =
+            output(self.command("apt-cache").args(["depends", package]), "apt-cache depends")?;
+        Ok(depends
+            .lines()
+            .filter_map(|line| Some(line.split_once("Depends: ")?.1.trim().to_owned()))
+            .collect())
+    }
+
+    /// Downloads just these packages (`name` or `name=version`) and unpacks them in a folder of
+    /// this apt's.
+    pub fn unpack(&self, packages: &[&str]) -> Result<PathBuf> {
+        output(self.command("apt-get").arg("download").args(packages), "apt-get download")?;
+        self.unpack_all(&self.work, &[])
+    }
+
+    /// Downloads packages with all that they depend on and unpacks them in a folder of this apt's;
+    /// what every Debian system has anyway is left out.
+    pub fn unpack_with_dependencies(&self, packages: &[&str]) -> Result<PathBuf> {
+        /// The C library has to be the system's, whose loader is used.
+        const LEFT_OUT: [&str; 3] = ["libc6_", "gcc-", "libgcc-s1_"];
+
+        // This apt takes nothing for installed, so that it fetches every library.
+        let arguments = ["install", "--download-only", "--no-install-recommends", "-y"];
+        output(self.command("apt-get").args(arguments).args(packages), "apt-get install")?;
+        self.unpack_all(&self.work.join("cache/archives"), &LEFT_OUT)
+    }
+
+    /// Unpacks the packages in `folder`, but for those whose file's name begins like one of these.
+    fn unpack_all(&self, folder: &Path, left_out: &[&str]) -> Result<PathBuf> {
+        let unpacked = self.work.join("unpacked");
+        process::remove_dir(&unpacked)?;
+        let entries =
+            fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        for entry in entries.filter_map(Result::ok) {
+            let name = entry.file_name().to_string_lossy().into_owned();
+            let is_package =
+                Path::new(&name).extension().is_some_and(|extension| extension == "deb");
+            if is_package && !left_out.iter().any(|prefix| name.starts_with(prefix)) {
+                let mut unpack = Command::new("dpkg-deb");
+                output(unpack.arg("-x").arg(entry.path()).arg(&unpacked), "dpkg-deb -x")?;
+            }
+        }
+        Ok(unpacked)
     }
 }
 
@@ -220,7 +252,7 @@ impl Mirror {
 }
 
 /// The first mirror of Debian's main archive in apt's configuration, else Debian's own.
-fn configured_mirror() -> Result<Mirror> {
+fn configured_mirror(tools: &Path) -> Result<Mirror> {
     let mut files = vec![PathBuf::from("/etc/apt/sources.list")];
     if let Ok(entries) = fs::read_dir("/etc/apt/sources.list.d") {
         let mut found: Vec<_> = entries.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -244,7 +276,35 @@ fn configured_mirror() -> Result<Mirror> {
             return Ok(mirror);
         }
     }
-    Ok(Mirror { uri: "http://deb.debian.org/debian".to_owned(), signed_by: None })
+    let signed_by = Some(keyring(tools)?);
+    Ok(Mirror { uri: "http://deb.debian.org/debian".to_owned(), signed_by })
+}
+
+/// The file with the keys of Debian's archive: the system's, else that of the package which other
+/// distributions have for this purpose, as the system's own apt vouches for it.
+fn keyring(tools: &Path) -> Result<String> {
+    const FILE: &str = "usr/share/keyrings/debian-archive-keyring.gpg";
+    let own = tools.join("debian-archive-keyring");
+    if let Some(file) =
+        [Path::new("/"), &own].map(|root| root.join(FILE)).iter().find(|file| file.is_file())
+    {
+        return Ok(file.display().to_string());
+    }
+    let work = tools.join("debian-archive-keyring.partial");
+    process::remove_dir(&work)?;
+    fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
+    let mut download = Command::new("apt-get");
+    download.current_dir(&work).args(["-q", "-o", "APT::Sandbox::User=root"]);
+    output(download.args(["download", "debian-archive-keyring"]), "apt-get download").context(
+        "the keys of Debian's archive cannot be had: install the package debian-archive-keyring",
+    )?;
+    for entry in fs::read_dir(&work).context("the download")?.filter_map(Result::ok) {
+        let mut unpack = Command::new("dpkg-deb");
+        output(unpack.arg("-x").arg(entry.path()).arg(work.join("root")), "dpkg-deb -x")?;
+    }
+    put(&work.join("root"), &own)?;
+    process::remove_dir(&work)?;
+    Ok(own.join(FILE).display().to_string())
 }
 
 /// The mirrors of a file in apt's one-line format.

@@ -29,6 +29,7 @@ pub(super) fn find(
             datapath.findings.into_iter().filter(|one| one.id != FindingId::DeviceNoDatapath);
         findings.0.extend(others);
     }
+    conflicts(findings, paths);
     if programmed.frontends.is_empty() {
         return;
     }
@@ -42,6 +43,40 @@ pub(super) fn find(
     no_client(findings, network);
     neighbour(findings, network, query, paths);
     ghosts(findings, network, programmed);
+}
+
+/// Paths on which a better proof contradicts what is programmed.
+fn conflicts(findings: &mut Findings, paths: &[PathVerdict]) {
+    for path in paths {
+        let Some(simulated) = path.simulated.as_ref().filter(|one| one.conflict) else { continue };
+        let denied = simulated.denied.as_ref().filter(|denied| !denied.good);
+        let seen = match denied {
+            Some(denied) => format!(
+                "{} {}: {} is outside of its source ranges, and its packet was {}",
+                path.frontend, path.path, denied.source, denied.result
+            ),
+            None => format!(
+                "{} {}: programmed is {}; of {} simulated packets each was {}",
+                path.frontend,
+                path.path,
+                simulated.programmed,
+                simulated.packets,
+                simulated.came()
+            ),
+        };
+        findings.add_on(
+            FindingId::ProofConflict,
+            &path.path,
+            seen,
+            "what Cilium's program does is not what the maps, as they were read, say: the state \
+             changed in between, the program uses other maps, or this tool does not know the \
+             release; the simulation is the better proof",
+            "run it again; if it stays, save the evidence (--save FILE) and report it",
+        );
+        if let Some(added) = findings.0.last_mut() {
+            added.frontend = Some(path.frontend.clone());
+        }
+    }
 }
 
 /// Devices without a program that load-balances, from which clients come.

@@ -15,6 +15,7 @@ use crate::trace::sighting::{Hook, Packet, Sighting};
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
 const SCTP: u8 = 132;
+const ICMPV6: u8 = 58;
 
 const SYN: u8 = 0x02;
 const RST: u8 = 0x04;
@@ -393,6 +394,10 @@ impl Joiner {
         match &sighting.packet {
             Some(packet) if packet.quoted.is_some() => self.join_error(sighting),
             Some(packet) if packet.fragment && packet.ports.is_none() => self.counts.other += 1,
+            // A neighbour solicitation is a packet of its own.
+            Some(packet) if packet.protocol == ICMPV6 && is_question(&sighting) => {
+                self.join_neighbour(sighting);
+            }
             Some(packet) if !matches!(packet.protocol, TCP | UDP | SCTP) => self.counts.other += 1,
             Some(_) => self.join_packet(sighting),
             None if sighting.neighbour.is_some() => self.join_neighbour(sighting),
@@ -792,7 +797,7 @@ impl Joiner {
         if answers || sighting.hook == Hook::TcIngress {
             return;
         }
-        if self.in_blind_buffer(&sighting).is_some() {
+        if sighting.packet.is_none() && self.in_blind_buffer(&sighting).is_some() {
             self.join_blind(sighting, Direction::Neighbour);
             return;
         }
@@ -973,6 +978,12 @@ impl Joiner {
             room -= open.steps.len() - before;
         }
     }
+}
+
+/// Whether a neighbour is asked for on the wire.
+fn is_question(sighting: &Sighting) -> bool {
+    sighting.neighbour.is_some()
+        && matches!(sighting.hook, Hook::TcIngress | Hook::TcEgress | Hook::NeighSolicit)
 }
 
 /// Whose packet something is.

@@ -1,0 +1,60 @@
+//! The kprobe tier: functions of the kernel, at their entry. One program serves all functions that
+//! take the same arguments and mean the same.
+
+use aya_ebpf::macros::kprobe;
+use aya_ebpf::programs::ProbeContext;
+use inspector_common::observe::{hook, tier};
+
+use crate::kernel::{Place, neighbour, packet};
+
+/// Programs for functions that take the packet as this argument.
+macro_rules! packets {
+    ($($name:ident: $skb:literal, $hook:ident, $place:ident;)*) => {$(
+        #[kprobe]
+        #[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+        pub fn $name(ctx: ProbeContext) -> u32 {
+            if let Some(skb) = ctx.arg($skb) {
+                packet(tier::KPROBE, hook::$hook, skb, Place::$place, None);
+            }
+            0
+        }
+    )*};
+}
+
+packets! {
+    kp_local_deliver: 0, LOCAL_DELIVER, Network;
+    kp_forward: 0, FORWARD, Network;
+    kp_route: 0, ROUTE, Network;
+    kp_queue: 0, QUEUE, Network;
+    kp_tcp_reset: 1, TCP_RESET, Network;
+}
+
+/// Programs for functions that take a neighbour and the packet for it.
+macro_rules! neighbours {
+    ($($name:ident: $hook:ident;)*) => {$(
+        #[kprobe]
+        #[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+        pub fn $name(ctx: ProbeContext) -> u32 {
+            if let (Some(neigh), Some(skb)) = (ctx.arg(0), ctx.arg(1)) {
+                neighbour(tier::KPROBE, hook::$hook, neigh, skb, None);
+            }
+            0
+        }
+    )*};
+}
+
+neighbours! {
+    kp_neigh_resolve: NEIGH_RESOLVE;
+    kp_neigh_solicit: NEIGH_SOLICIT;
+}
+
+/// `(skb, type, code, …)`
+#[kprobe]
+#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+pub fn kp_icmp_send(ctx: ProbeContext) -> u32 {
+    if let (Some(skb), Some(kind), Some(code)) = (ctx.arg(0), ctx.arg::<u8>(1), ctx.arg::<u8>(2)) {
+        let value = u32::from(kind) << 8 | u32::from(code);
+        packet(tier::KPROBE, hook::ICMP_SEND, skb, Place::Network, Some(value));
+    }
+    0
+}

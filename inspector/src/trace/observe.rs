@@ -1,0 +1,669 @@
+//! Observers: what is attached to the kernel to see packets go by, and the stream of
+//! [`Sighting`]s that it makes.
+//!
+//! A [`Plan`] says what matters; [`Observers::start`] attaches what this kernel allows, says what it
+//! does not ([`TierStatus`]), and returns when every hook is live. Whatever does not match the plan
+//! is passed over in the kernel, before anything is written.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::time::Duration;
+
+use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
+use aya::programs::tc::TcAttachOptions;
+use aya::programs::{
+    KProbe, LinkOrder, ProgramError, RawTracePoint, SchedClassifier, TcAttachType,
+};
+use aya::{Ebpf, EbpfLoader};
+use inspector_common::observe::{
+    Address, Count, Endpoint, Event, SIEVE_WORDS, Settings, name, role, slot,
+};
+use zerocopy::FromBytes as _;
+
+use super::TraceError;
+use super::clsact::Clsact;
+use super::decode::{self, HOOKS, TIERS, Undecoded};
+use super::device::{Device, LinkLayer};
+use super::neighbours::Neighbours;
+use super::offsets::Kernel;
+use super::sighting::{Hook, Sighting, Tier};
+use crate::sys::tc::Direction;
+
+/// Size of the ring buffer for events unless told otherwise, bytes: some 30,000 events.
+pub const RING_BYTES: u32 = 8 << 20;
+
+/// What is to be observed, in the network namespace of the thread that starts it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// VIPs, control addresses and others of which every packet to or from matters, and every
+    /// look-up as a neighbour.
+    pub addresses: Vec<Watched>,
+    /// Backends: packets to them are translated ones, packets from them are replies.
+    pub backends: Vec<Backend>,
+    /// Addresses that matter as neighbours alone: next hops.
+    pub next_hops: Vec<IpAddr>,
+    /// If not empty: packets matter only if their other address is one of these. (Where the node
+    /// puts its own address in the place of the client's, that one has to be here too.)
+    pub clients: Vec<IpAddr>,
+    /// Names of the devices at whose ingress tc is to watch: where packets arrive, and the pods'
+    /// devices for their replies.
+    pub ingress: Vec<String>,
+    /// Names of the devices at whose egress tc is to watch: where the packet, its reply, or a
+    /// question for a neighbour can leave.
+    pub egress: Vec<String>,
+    /// The kinds of observers wanted.
+    pub tiers: BTreeSet<Tier>,
+    /// How the tc tier is attached.
+    pub chain: Chain,
+    /// Size of the ring buffer for events, bytes, rounded up to a power of two of pages.
+    pub ring_bytes: u32,
+}
+
+/// An address of which packets matter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Watched {
+    /// The address.
+    pub address: IpAddr,
+    /// Only packets to or from this port and transport protocol; nothing for all.
+    pub port: Option<(u16, u8)>,
+}
+
+/// A backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Backend {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port.
+    pub port: u16,
+    /// Number of the transport protocol.
+    pub protocol: u8,
+}
+
+/// How the tc tier is attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Chain {
+    /// tcx, first in the chain; clsact where the kernel has no tcx (before Linux 6.6).
+    #[default]
+    Newest,
+    /// clsact, in front of Cilium's filter of the same priority, also where there is tcx. A clsact
+    /// qdisc is added where there is none, and taken away again if nothing else is in it.
+    Clsact,
+}
+
+impl Default for Plan {
+    fn default() -> Self {
+        Self {
+            addresses: Vec::new(),
+            backends: Vec::new(),
+            next_hops: Vec::new(),
+            clients: Vec::new(),
+            ingress: Vec::new(),
+            egress: Vec::new(),
+            tiers: [Tier::Tc, Tier::Netlink, Tier::Tracepoint, Tier::Kprobe, Tier::Program].into(),
+            chain: Chain::default(),
+            ring_bytes: RING_BYTES,
+        }
+    }
+}
+
+/// What could be attached of one tier.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierStatus {
+    /// The tier.
+    pub tier: Tier,
+    /// What is attached: `eno1 ingress (tcx)`, `neigh_create`, ….
+    pub attached: Vec<String>,
+    /// What is not, though the tier has it: the hook and the reason.
+    pub missing: Vec<(String, String)>,
+    /// Why nothing of the tier is attached, in one sentence; none if something is.
+    pub reason: Option<String>,
+}
+
+/// What one hook has counted since it was attached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct HookCount {
+    /// The tier.
+    pub tier: Tier,
+    /// The hook.
+    pub hook: Hook,
+    /// What matched, lost ones included.
+    pub matched: u64,
+    /// What matched and was lost, because the ring buffer (or the netlink socket) was full.
+    pub lost: u64,
+}
+
+/// Tracepoints, and what their programs have to know of the kernel.
+const TRACEPOINTS: [(&str, Needs); 13] = [
+    ("neigh_create", Needs::Base),
+    ("neigh_event_send_done", Needs::Base),
+    ("neigh_event_send_dead", Needs::Base),
+    ("neigh_update", Needs::Base),
+    ("neigh_timer_handler", Needs::Base),
+    ("fib_table_lookup", Needs::Fib4),
+    ("fib6_table_lookup", Needs::Fib6),
+    ("netif_receive_skb", Needs::Base),
+    ("net_dev_queue", Needs::Base),
+    ("net_dev_start_xmit", Needs::Base),
+    ("kfree_skb", Needs::Base),
+    ("tcp_send_reset", Needs::Base),
+    ("icmp_send", Needs::Base),
+];
+
+/// What a tracepoint's program has to know of the kernel.
+#[derive(Debug, Clone, Copy)]
+enum Needs {
+    Base,
+    Fib4,
+    Fib6,
+}
+
+/// One thing to be seen by a kprobe: the program; functions of which the first that can be probed
+/// is taken; and the tracepoint that says it better, where that is attached.
+struct Probe {
+    program: &'static str,
+    functions: &'static [&'static str],
+    unless: Option<&'static str>,
+}
+
+const fn probe(program: &'static str, functions: &'static [&'static str]) -> Probe {
+    Probe { program, functions, unless: None }
+}
+
+const PROBES: [Probe; 13] = [
+    probe("kp_neigh_resolve", &["__neigh_event_send", "neigh_resolve_output"]),
+    probe("kp_neigh_solicit", &["arp_solicit"]),
+    probe("kp_neigh_solicit", &["ndisc_solicit"]),
+    probe("kp_route", &["ip_route_input_noref", "ip_rcv_finish"]),
+    probe("kp_route", &["ip6_route_input", "ip6_rcv_finish"]),
+    probe("kp_local_deliver", &["ip_local_deliver", "ip_local_deliver_finish"]),
+    probe("kp_local_deliver", &["ip6_input", "ip6_protocol_deliver_rcu"]),
+    probe("kp_forward", &["ip_forward"]),
+    probe("kp_forward", &["ip6_forward"]),
+    Probe { program: "kp_queue", functions: &["__dev_queue_xmit"], unless: Some("net_dev_queue") },
+    Probe {
+        program: "kp_tcp_reset",
+        functions: &["tcp_v4_send_reset"],
+        unless: Some("tcp_send_reset"),
+    },
+    Probe { program: "kp_icmp_send", functions: &["__icmp_send"], unless: Some("icmp_send") },
+    probe("kp_icmp_send", &["icmp6_send"]),
+];
+
+/// Everything that is attached. Dropping it detaches all; so does the end of the process.
+pub struct Observers {
+    /// Before the programs go: the filters that hold them.
+    clsact: Option<Clsact>,
+    /// Holds programs and links.
+    _ebpf: Ebpf,
+    counts: PerCpuArray<MapData, Count>,
+    events: RingBuf<MapData>,
+    neighbours: Option<Neighbours>,
+    reasons: BTreeMap<u32, String>,
+    status: Vec<TierStatus>,
+    malformed: u64,
+}
+
+impl Observers {
+    /// Attaches what the plan wants and the kernel allows. When it returns, all of that is live.
+    ///
+    /// What the kernel refuses is no error but a reason in [`status`](Self::status).
+    ///
+    /// # Errors
+    /// [`TraceError`] if a device of the plan does not exist, or our own programs and maps cannot be
+    /// loaded at all (mostly for want of privilege).
+    pub fn start(plan: &Plan) -> Result<Self, TraceError> {
+        let mut wanted: Vec<(String, Device, Direction)> = Vec::new();
+        for (names, direction) in
+            [(&plan.ingress, Direction::Ingress), (&plan.egress, Direction::Egress)]
+        {
+            for name in names {
+                let device = Device::by_name(name)?;
+                if !wanted.iter().any(|one| one.1 == device && one.2 == direction) {
+                    wanted.push((name.clone(), device, direction));
+                }
+            }
+        }
+        let wants = |tier| plan.tiers.contains(&tier);
+        // First of all, so that the guard does not hold our maps open.
+        let clsact = if wants(Tier::Tc)
+            && !wanted.is_empty()
+            && (plan.chain == Chain::Clsact || !has_tcx(&wanted[0].0))
+        {
+            let devices: Vec<_> = wanted.iter().map(|one| (one.1, one.2)).collect();
+            Some(Clsact::prepare(&devices).map_err(TraceError::Clsact)?)
+        } else {
+            None
+        };
+
+        let kernel = if wants(Tier::Tracepoint) || wants(Tier::Kprobe) {
+            Some(Kernel::read())
+        } else {
+            None
+        };
+        let settings = Settings {
+            netns: netns().map_err(TraceError::Netns)?,
+            has_clients: u32::from(!plan.clients.is_empty()),
+            offsets: kernel.as_ref().map(|kernel| kernel.offsets).unwrap_or_default(),
+        };
+        let object = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/inspector-ebpf"));
+        let mut ebpf = EbpfLoader::new()
+            .btf(None)
+            .map_max_entries(name::EVENTS, plan.ring_bytes)
+            .override_global(name::SETTINGS, &settings, true)
+            .load(object)
+            .map_err(|error| TraceError::Load(Box::new(error)))?;
+        fill(&mut ebpf, plan)?;
+
+        let mut status = Vec::new();
+        if wants(Tier::Tc) {
+            status.push(attach_tc(&mut ebpf, &wanted, clsact.as_ref()));
+        }
+        let mut neighbours = None;
+        if wants(Tier::Netlink) {
+            let (socket, found) = listen(plan);
+            neighbours = socket;
+            status.push(found);
+        }
+        let mut traced = Vec::new();
+        if wants(Tier::Tracepoint) {
+            let found = attach_tracepoints(&mut ebpf, kernel.as_ref());
+            traced.clone_from(&found.attached);
+            status.push(found);
+        }
+        if wants(Tier::Kprobe) {
+            status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced));
+        }
+        if wants(Tier::Program) {
+            let why = "this version does not trace the entry and exit of Cilium's own programs";
+            let hook = "entry and exit of Cilium's programs".to_owned();
+            status.push(self::status(Tier::Program, Vec::new(), vec![(hook, why.to_owned())]));
+        }
+        Ok(Self {
+            clsact,
+            counts: take(&mut ebpf, name::COUNTS)?,
+            events: take(&mut ebpf, name::EVENTS)?,
+            _ebpf: ebpf,
+            neighbours,
+            reasons: kernel.map(|kernel| kernel.reasons).unwrap_or_default(),
+            status,
+            malformed: 0,
+        })
+    }
+
+    /// What is attached and what is not, tier by tier.
+    #[must_use]
+    pub fn status(&self) -> &[TierStatus] {
+        &self.status
+    }
+
+    /// The next sighting that has not been read, if there is one; it does not wait. They come in the
+    /// order in which the kernel reported them, which is nearly that of time: two CPUs may be a few
+    /// microseconds apart, and netlink comes late.
+    ///
+    /// # Errors
+    /// [`TraceError::Mismatch`] if an event is not what it should be, [`TraceError::Netlink`] if the
+    /// kernel refuses to hand out notifications.
+    #[expect(clippy::should_implement_trait, reason = "an iterator would end where this waits")]
+    pub fn next(&mut self) -> Result<Option<Sighting>, TraceError> {
+        while let Some(item) = self.events.next() {
+            let event = Event::read_from_bytes(&item)
+                .map_err(|_| TraceError::Mismatch(format!("an event of {} bytes", item.len())))?;
+            match decode::sighting(&event, &self.reasons) {
+                Ok(sighting) => return Ok(Some(sighting)),
+                Err(Undecoded::Malformed) => self.malformed += 1,
+                Err(Undecoded::Unknown) => {
+                    return Err(TraceError::Mismatch(format!(
+                        "an event of tier {} and hook {}",
+                        event.tier, event.hook
+                    )));
+                }
+            }
+        }
+        match &mut self.neighbours {
+            Some(neighbours) => neighbours.next().map_err(TraceError::Netlink),
+            None => Ok(None),
+        }
+    }
+
+    /// Waits until there is something to be read by [`next`](Self::next), at most for `timeout`;
+    /// `false` if the time is over. A signal ends the wait early, as if the time were over.
+    ///
+    /// # Errors
+    /// [`TraceError::Wait`] if the kernel refuses to wait.
+    pub fn wait(&self, timeout: Duration) -> Result<bool, TraceError> {
+        let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        // One that is negative is passed over.
+        let netlink = self.neighbours.as_ref().map_or(-1, Neighbours::fd);
+        let mut fds = [poll(self.events.as_fd().as_raw_fd()), poll(netlink)];
+        // Rounded up: a wait of 0.5 ms must not become a busy loop.
+        let millis = i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX);
+        // SAFETY: fds points to two pollfd, whose descriptors live as long as self.
+        let ready = unsafe { libc::poll(fds.as_mut_ptr(), 2, millis) };
+        if ready >= 0 {
+            return Ok(ready > 0);
+        }
+        match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            error => Err(TraceError::Wait(error)),
+        }
+    }
+
+    /// What each hook has counted, in the order of tiers and hooks; hooks at which nothing matched
+    /// are left out.
+    ///
+    /// # Errors
+    /// [`TraceError::Map`] if the kernel refuses to read the map.
+    pub fn counts(&self) -> Result<Vec<HookCount>, TraceError> {
+        let mut all = Vec::new();
+        for (tier_number, tier) in TIERS {
+            for (hook_number, hook) in HOOKS {
+                let slot = slot(tier_number, hook_number);
+                let per_cpu = self.counts.get(&slot, 0).map_err(in_map(name::COUNTS))?;
+                let matched = per_cpu.iter().map(|count| count.matched).sum();
+                let lost = per_cpu.iter().map(|count| count.lost).sum();
+                if matched > 0 {
+                    all.push(HookCount { tier, hook, matched, lost });
+                }
+            }
+        }
+        if let Some(Neighbours { matched, lost, .. }) = self.neighbours
+            && matched > 0
+        {
+            all.push(HookCount { tier: Tier::Netlink, hook: Hook::NeighUpdate, matched, lost });
+        }
+        all.sort_by_key(|count| (count.tier, count.hook));
+        Ok(all)
+    }
+
+    /// Packets that matched and have been read, but whose headers contradict themselves: they are
+    /// no sightings.
+    #[must_use]
+    pub fn malformed(&self) -> u64 {
+        self.malformed
+    }
+}
+
+impl Drop for Observers {
+    fn drop(&mut self) {
+        // The filters hold the programs: they go first, in whatever order the fields stand.
+        self.clsact = None;
+    }
+}
+
+impl fmt::Debug for Observers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Observers").field("status", &self.status).finish_non_exhaustive()
+    }
+}
+
+/// Inode number of this thread's network namespace, by which the kernel's structures name it.
+fn netns() -> io::Result<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    let inode = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
+    u32::try_from(inode).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+fn has_tcx(device: &str) -> bool {
+    SchedClassifier::query_tcx(device, TcAttachType::Ingress).is_ok()
+}
+
+/// Writes what is watched into the maps.
+fn fill(ebpf: &mut Ebpf, plan: &Plan) -> Result<(), TraceError> {
+    let mut roles: BTreeMap<IpAddr, u32> = BTreeMap::new();
+    let mut ports: BTreeSet<(IpAddr, u16, u8)> = BTreeSet::new();
+    for watched in &plan.addresses {
+        let role = if let Some((port, protocol)) = watched.port {
+            ports.insert((watched.address, port, protocol));
+            role::SOME_PORTS
+        } else {
+            role::ANY_PORT
+        };
+        *roles.entry(watched.address).or_default() |= role | role::NEIGHBOUR;
+    }
+    for backend in &plan.backends {
+        ports.insert((backend.address, backend.port, backend.protocol));
+        *roles.entry(backend.address).or_default() |= role::SOME_PORTS | role::NEIGHBOUR;
+    }
+    for next_hop in &plan.next_hops {
+        *roles.entry(*next_hop).or_default() |= role::NEIGHBOUR;
+    }
+
+    // Borrowed: programs that are loaded later want the maps open.
+    let mut addresses: HashMap<_, Address, u32> = borrow(ebpf, name::ADDRESSES)?;
+    let mut sieve = [0_u64; SIEVE_WORDS];
+    for (address, roles) in roles {
+        let address = Address::from(address);
+        addresses.insert(address, roles, 0).map_err(in_map(name::ADDRESSES))?;
+        let bit = address.bit();
+        sieve[bit as usize / 64] |= 1 << (bit % 64);
+    }
+    let mut endpoints: HashMap<_, Endpoint, u8> = borrow(ebpf, name::ENDPOINTS)?;
+    for (address, port, protocol) in ports {
+        let endpoint = Endpoint { address: address.into(), port, protocol, reserved: 0 };
+        endpoints.insert(endpoint, 0, 0).map_err(in_map(name::ENDPOINTS))?;
+    }
+    let mut clients: HashMap<_, Address, u8> = borrow(ebpf, name::CLIENTS)?;
+    for client in &plan.clients {
+        clients.insert(Address::from(*client), 0, 0).map_err(in_map(name::CLIENTS))?;
+    }
+    // Last: nothing matches before.
+    let mut map: Array<_, [u64; SIEVE_WORDS]> = borrow(ebpf, name::SIEVE)?;
+    map.set(0, sieve, 0).map_err(in_map(name::SIEVE))
+}
+
+/// Puts what is attached and what is not together; one reason for all is that of the tier.
+fn status(tier: Tier, attached: Vec<String>, missing: Vec<(String, String)>) -> TierStatus {
+    let reason = match (&attached[..], &missing[..]) {
+        ([], []) => Some("nothing was to be attached".to_owned()),
+        ([], [(_, why), ..]) => Some(why.clone()),
+        _ => None,
+    };
+    TierStatus { tier, attached, missing, reason }
+}
+
+fn attach_tc(
+    ebpf: &mut Ebpf,
+    wanted: &[(String, Device, Direction)],
+    clsact: Option<&Clsact>,
+) -> TierStatus {
+    let (mut attached, mut missing) = (Vec::new(), Vec::new());
+    for (name, device, direction) in wanted {
+        let (word, kind, program) = match (direction, device.link) {
+            (Direction::Ingress, LinkLayer::Ethernet) => {
+                ("ingress", TcAttachType::Ingress, "inspect_tc_in")
+            }
+            (Direction::Ingress, LinkLayer::None) => {
+                ("ingress", TcAttachType::Ingress, "inspect_l3_in")
+            }
+            (Direction::Egress, LinkLayer::Ethernet) => {
+                ("egress", TcAttachType::Egress, "inspect_tc_out")
+            }
+            (Direction::Egress, LinkLayer::None) => {
+                ("egress", TcAttachType::Egress, "inspect_l3_out")
+            }
+        };
+        let how = if clsact.is_some() { "clsact" } else { "tcx" };
+        let hook = format!("{name} {word} ({how})");
+        let result = loaded::<SchedClassifier>(ebpf, program, SchedClassifier::load).and_then(
+            |classifier| match clsact {
+                Some(clsact) => {
+                    let fd = classifier.fd().map_err(|error| sentence(&error))?;
+                    let fd = fd.as_fd();
+                    clsact
+                        .attach(*device, *direction, fd, program)
+                        .map_err(|error| format!("the filter on device {name} {word}: {error}"))
+                }
+                None => classifier
+                    .attach_with_options(name, kind, TcAttachOptions::TcxOrder(LinkOrder::first()))
+                    .map(drop)
+                    .map_err(|error| sentence(&error)),
+            },
+        );
+        match result {
+            Ok(()) => attached.push(hook),
+            Err(why) => missing.push((hook, why)),
+        }
+    }
+    status(Tier::Tc, attached, missing)
+}
+
+fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
+    let watched: HashSet<IpAddr> = plan
+        .addresses
+        .iter()
+        .map(|watched| watched.address)
+        .chain(plan.backends.iter().map(|backend| backend.address))
+        .chain(plan.next_hops.iter().copied())
+        .collect();
+    let hook = "notifications of neighbours".to_owned();
+    match Neighbours::open(watched) {
+        Ok(socket) => (Some(socket), status(Tier::Netlink, vec![hook], Vec::new())),
+        Err(error) => {
+            let why = format!("a netlink socket for notifications of neighbours: {error}");
+            (None, status(Tier::Netlink, Vec::new(), vec![(hook, why)]))
+        }
+    }
+}
+
+fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
+    let (mut attached, mut missing) = (Vec::new(), Vec::new());
+    for (name, needs) in TRACEPOINTS {
+        let unknown = kernel.and_then(|kernel| match needs {
+            Needs::Base => kernel.base.as_ref(),
+            Needs::Fib4 => kernel.fib4.as_ref(),
+            Needs::Fib6 => kernel.fib6.as_ref(),
+        });
+        let result = match unknown {
+            Some(why) => Err(why.clone()),
+            None => loaded::<RawTracePoint>(ebpf, &format!("tp_{name}"), RawTracePoint::load)
+                .and_then(|program| {
+                    program.attach(name).map(drop).map_err(|error| match errno(&error) {
+                        Some(libc::ENOENT) => "this kernel has no such tracepoint".to_owned(),
+                        _ => sentence(&error),
+                    })
+                }),
+        };
+        match result {
+            Ok(()) => attached.push(name.to_owned()),
+            Err(why) => missing.push((name.to_owned(), why)),
+        }
+    }
+    status(Tier::Tracepoint, attached, missing)
+}
+
+fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -> TierStatus {
+    const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
+    let unusable = match kernel.and_then(|kernel| kernel.base.clone()) {
+        None if !std::path::Path::new(TYPE).exists() => {
+            Some(format!("this kernel has no kprobes ({TYPE} is not there; CONFIG_KPROBE_EVENTS)"))
+        }
+        other => other,
+    };
+    let (mut attached, mut missing) = (Vec::new(), Vec::new());
+    for Probe { program, functions, unless } in PROBES {
+        if unless.is_some_and(|tracepoint| traced.iter().any(|name| name == tracepoint)) {
+            continue;
+        }
+        if let Some(why) = &unusable {
+            missing.push((functions[0].to_owned(), why.clone()));
+            continue;
+        }
+        let mut first = None;
+        let found = functions.iter().find(|function| {
+            let result = loaded::<KProbe>(ebpf, program, KProbe::load).and_then(|program| {
+                program.attach(function, 0).map(drop).map_err(|error| match errno(&error) {
+                    Some(libc::ENOENT | libc::EADDRNOTAVAIL | libc::EINVAL) => {
+                        "this kernel has no such function, or has inlined it".to_owned()
+                    }
+                    _ => sentence(&error),
+                })
+            });
+            result.map_err(|why| first.get_or_insert(why).clone()).is_ok()
+        });
+        match (found, first) {
+            (Some(function), _) => attached.push((*function).to_owned()),
+            (None, why) => missing.push((functions[0].to_owned(), why.unwrap_or_default())),
+        }
+    }
+    status(Tier::Kprobe, attached, missing)
+}
+
+/// A program of the object file, loaded into the kernel if it was not yet.
+fn loaded<'a, P>(
+    ebpf: &'a mut Ebpf,
+    name: &str,
+    load: impl FnOnce(&mut P) -> Result<(), ProgramError>,
+) -> Result<&'a mut P, String>
+where
+    &'a mut P: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
+{
+    let program: &'a mut P = ebpf
+        .program_mut(name)
+        .ok_or_else(|| format!("this build has no program {name}"))?
+        .try_into()
+        .map_err(|error| sentence(&error))?;
+    match load(program) {
+        Ok(()) | Err(ProgramError::AlreadyLoaded) => Ok(program),
+        Err(error) => Err(format!("program {name}: {}", sentence(&error))),
+    }
+}
+
+/// The error of the system call in an error of aya's.
+fn errno(error: &ProgramError) -> Option<i32> {
+    let mut source: Option<&dyn std::error::Error> = Some(error);
+    while let Some(error) = source {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            return error.raw_os_error();
+        }
+        source = error.source();
+    }
+    None
+}
+
+/// An error of aya's with its causes, in one line; of the verifier's words the last.
+fn sentence(error: &ProgramError) -> String {
+    if let ProgramError::LoadError { io_error, verifier_log } = error {
+        let log = verifier_log.to_string();
+        let words: Vec<&str> = log.lines().filter(|line| !line.is_empty()).collect();
+        let is_sum = |line: &str| line.starts_with("processed") || line.contains("stack depth");
+        let last = words.iter().rev().find(|line| !is_sum(line)).unwrap_or(&"");
+        return format!("bpf(BPF_PROG_LOAD): {io_error}; {last}");
+    }
+    let mut text = error.to_string();
+    let mut source = std::error::Error::source(error);
+    while let Some(error) = source {
+        let more = error.to_string();
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
+        source = error.source();
+    }
+    text
+}
+
+fn borrow<'a, M: TryFrom<&'a mut Map, Error = MapError>>(
+    ebpf: &'a mut Ebpf,
+    map: &'static str,
+) -> Result<M, TraceError> {
+    ebpf.map_mut(map)
+        .ok_or_else(|| TraceError::Mismatch(format!("no map {map}")))?
+        .try_into()
+        .map_err(in_map(map))
+}
+
+fn take<M: TryFrom<Map, Error = MapError>>(
+    ebpf: &mut Ebpf,
+    map: &'static str,
+) -> Result<M, TraceError> {
+    ebpf.take_map(map)
+        .ok_or_else(|| TraceError::Mismatch(format!("no map {map}")))?
+        .try_into()
+        .map_err(in_map(map))
+}
+
+fn in_map(map: &'static str) -> impl Fn(MapError) -> TraceError {
+    move |source| TraceError::Map { map, source: Box::new(source) }
+}
