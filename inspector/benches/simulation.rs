@@ -57,14 +57,7 @@ fn third_device(lab: &Lab) {
             .filter_map(Result::ok)
             .find(|program| program.id() == id)
             .expect("its program");
-        // SAFETY: the program is a classifier: it is attached as one.
-        let program = unsafe {
-            SchedClassifier::from_program_info(
-                info,
-                "cil_from_netdev".into(),
-                TcAttachType::Ingress,
-            )
-        };
+        let program = SchedClassifier::from_program_info(info, "cil_from_netdev".into());
         let mut program = program.expect("the program");
         let link = program
             .attach_with_options(
@@ -96,7 +89,7 @@ fn main() -> ExitCode {
     };
     more_frontends(&lab);
     third_device(&lab);
-    let mut measure = |arguments: &[&str]| {
+    let measure = |arguments: &[&str]| {
         let mut times: Vec<(Duration, u64)> = (0..RUNS)
             .map(|_| {
                 lab.set_agent_alive().expect("a sign of life");

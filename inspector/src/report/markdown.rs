@@ -84,7 +84,7 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, simulation, not_measured } =
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
         judgement;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
@@ -119,6 +119,9 @@ pub fn write(
     }
     if !verdict.paths.is_empty() {
         writeln!(out, "## The packet's way\n\n```mermaid\n{}```\n", mermaid(judgement))?;
+    }
+    if let Some(observed) = observed {
+        super::journeys::write_markdown(observed, out)?;
     }
     if let Some(simulation) = simulation {
         write_simulated(&verdict.paths, simulation, out)?;

@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 
+use super::journeys;
 use crate::{
     cilium::services::Scope,
     judge::{
@@ -36,7 +37,7 @@ pub fn write(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, simulation, not_measured } =
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
         judgement;
     writeln!(out, "{}", sentence(verdict.served, &verdict.sentence, style))?;
     if style.quiet {
@@ -51,6 +52,10 @@ pub fn write(
     if !verdict.paths.is_empty() {
         writeln!(out)?;
         write_paths(&verdict.paths, style, out)?;
+    }
+    if let Some(observed) = observed {
+        writeln!(out)?;
+        journeys::write_observation(observed, style, out)?;
     }
     if let Some(simulation) = simulation {
         writeln!(out)?;

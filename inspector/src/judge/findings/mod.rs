@@ -117,6 +117,16 @@ finding_ids! {
     BackendUnreachable = "backend-unreachable", Error;
     /// This node answers for the VIP on a device that is down.
     CarrierDownAnnouncing = "carrier-down-announcing", Error;
+    /// Packets are translated, and the backend refuses.
+    BackendRefuses = "backend-refuses", Error;
+    /// Packets are translated, and the backend does not answer.
+    BackendSilent = "backend-silent", Error;
+    /// The VIP is asked for where this node has a responder entry, and nothing answers.
+    AnnounceSilent = "announce-silent", Error;
+    /// A better proof contradicts a worse one.
+    ProofConflict = "proof-conflict", Warning;
+    /// Not everything that happened was seen.
+    EventsLost = "events-lost", Warning;
     /// A frontend is in the maps and not in the agent.
     GhostFrontend = "ghost-frontend", Warning;
     /// A pinned link holds nothing.
@@ -133,8 +143,6 @@ finding_ids! {
     TwoBpffs = "two-bpffs", Warning;
     /// External and internal scope have different backends.
     ScopesDiffer = "scopes-differ", Warning;
-    /// A better proof contradicts a weaker one.
-    ProofConflict = "proof-conflict", Warning;
     /// A terminating backend is still in a slot.
     BackendTerminating = "backend-terminating", Warning;
     /// Flag bits without a meaning.
