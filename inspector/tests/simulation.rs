@@ -626,6 +626,33 @@ fn the_same_verdict_from_the_file() {
 }
 
 #[test]
+fn a_masked_client_is_in_no_packet_and_the_verdict_stays() {
+    let node = Node::new("v1.21-tcx");
+    let folder = TempDir::new().expect("a folder");
+    let whole = folder.path().join("whole.json");
+    let whole = whole.to_str().expect("UTF-8");
+    for (vip, source) in [(WEB, "192.168.2.99"), ("192.168.2.29", "192.168.2.99")] {
+        node.vip(&[vip, "--via", "eno1", "--source", source, "--simulate=2", "--save", whole]);
+        let masked = folder.path().join("masked.json");
+        let masked = masked.to_str().expect("UTF-8");
+        let judge = |file: &str, more: &[&str]| {
+            finish(&mut inspect([&["vip", vip, "--from", file, "-o", "json"], more].concat()))
+        };
+        let before = judge(whole, &["--mask", "clients", "--save", masked]);
+        let text = fs::read_to_string(masked).expect("the masked file");
+        for form in [source, "c0a80263"] {
+            assert!(fs::read_to_string(whole).expect("the file").contains(form), "{form}");
+            assert!(!text.contains(form), "{form} in the masked file");
+        }
+        let after = judge(masked, &[]);
+        assert_eq!(before.code, after.code);
+        let outcome = |ran: &Ran| ran.json()["verdict"]["paths"][0]["simulated"]["outcome"].clone();
+        assert_eq!(outcome(&before), outcome(&after));
+        assert!(outcome(&after).is_string());
+    }
+}
+
+#[test]
 fn what_cannot_be_asked_is_refused() {
     let node = Node::new("v1.21-tcx");
     for number in ["0", "10001", "-1", "many"] {
