@@ -58,6 +58,9 @@ pub struct Plan {
     pub tiers: BTreeSet<Tier>,
     /// How the tc tier is attached.
     pub chain: Chain,
+    /// Names of tracepoints and functions of the kernel that are not to be touched. Another
+    /// function takes the place of one where there is another.
+    pub avoid: BTreeSet<String>,
     /// Size of the ring buffer for events, bytes, rounded up to a power of two of pages.
     pub ring_bytes: u32,
 }
@@ -104,6 +107,7 @@ impl Default for Plan {
             egress: Vec::new(),
             tiers: [Tier::Tc, Tier::Netlink, Tier::Tracepoint, Tier::Kprobe, Tier::Program].into(),
             chain: Chain::default(),
+            avoid: BTreeSet::new(),
             ring_bytes: RING_BYTES,
         }
     }
@@ -135,6 +139,9 @@ pub struct HookCount {
     pub lost: u64,
 }
 
+/// Why something of [`Plan::avoid`] is not attached.
+const AVOIDED: &str = "it is to be left alone";
+
 /// Tracepoints, and what their programs have to know of the kernel.
 const TRACEPOINTS: [(&str, Needs); 13] = [
     ("neigh_create", Needs::Base),
@@ -160,36 +167,51 @@ enum Needs {
     Fib6,
 }
 
-/// One thing to be seen by a kprobe: the program; functions of which the first that can be probed
-/// is taken; and the tracepoint that says it better, where that is attached.
+/// One thing to be seen by a kprobe: functions, of which the first that can be probed is taken, with
+/// their programs; and the tracepoint that says it better, where that is attached.
 struct Probe {
-    program: &'static str,
-    functions: &'static [&'static str],
+    functions: &'static [(&'static str, &'static str)],
     unless: Option<&'static str>,
 }
 
-const fn probe(program: &'static str, functions: &'static [&'static str]) -> Probe {
-    Probe { program, functions, unless: None }
+const fn probe(functions: &'static [(&'static str, &'static str)]) -> Probe {
+    Probe { functions, unless: None }
 }
 
-const PROBES: [Probe; 13] = [
-    probe("kp_neigh_resolve", &["__neigh_event_send", "neigh_resolve_output"]),
-    probe("kp_neigh_solicit", &["arp_solicit"]),
-    probe("kp_neigh_solicit", &["ndisc_solicit"]),
-    probe("kp_route", &["ip_route_input_noref", "ip_rcv_finish"]),
-    probe("kp_route", &["ip6_route_input", "ip6_rcv_finish"]),
-    probe("kp_local_deliver", &["ip_local_deliver", "ip_local_deliver_finish"]),
-    probe("kp_local_deliver", &["ip6_input", "ip6_protocol_deliver_rcu"]),
-    probe("kp_forward", &["ip_forward"]),
-    probe("kp_forward", &["ip6_forward"]),
-    Probe { program: "kp_queue", functions: &["__dev_queue_xmit"], unless: Some("net_dev_queue") },
-    Probe {
-        program: "kp_tcp_reset",
-        functions: &["tcp_v4_send_reset"],
-        unless: Some("tcp_send_reset"),
-    },
-    Probe { program: "kp_icmp_send", functions: &["__icmp_send"], unless: Some("icmp_send") },
-    probe("kp_icmp_send", &["icmp6_send"]),
+const fn unless(
+    tracepoint: &'static str,
+    functions: &'static [(&'static str, &'static str)],
+) -> Probe {
+    Probe { functions, unless: Some(tracepoint) }
+}
+
+/// The later ones of a line are next to the first in the path of calls.
+const PROBES: [Probe; 16] = [
+    unless("neigh_create", &[("__neigh_create", "kp_neigh_create")]),
+    probe(&[
+        ("__neigh_event_send", "kp_neigh_resolve"),
+        ("neigh_resolve_output", "kp_neigh_resolve"),
+    ]),
+    probe(&[("arp_solicit", "kp_neigh_solicit")]),
+    probe(&[("ndisc_solicit", "kp_neigh_solicit")]),
+    probe(&[("ip_route_input_noref", "kp_route"), ("ip_rcv_finish", "kp_route_2")]),
+    probe(&[("ip6_route_input", "kp_route"), ("ip6_rcv_finish", "kp_route_2")]),
+    probe(&[
+        ("ip_local_deliver", "kp_local_deliver"),
+        ("ip_local_deliver_finish", "kp_local_deliver_2"),
+    ]),
+    probe(&[
+        ("ip6_input", "kp_local_deliver"),
+        ("ip6_protocol_deliver_rcu", "kp_local_deliver_1"),
+    ]),
+    probe(&[("ip_forward", "kp_forward")]),
+    probe(&[("ip6_forward", "kp_forward")]),
+    unless("net_dev_queue", &[("__dev_queue_xmit", "kp_queue")]),
+    unless("net_dev_start_xmit", &[("dev_hard_start_xmit", "kp_transmit")]),
+    unless("tcp_send_reset", &[("tcp_v4_send_reset", "kp_tcp_reset")]),
+    unless("tcp_send_reset", &[("tcp_v6_send_reset", "kp_tcp_reset")]),
+    unless("icmp_send", &[("__icmp_send", "kp_icmp_send")]),
+    probe(&[("icmp6_send", "kp_icmp_send")]),
 ];
 
 /// Everything that is attached. Dropping it detaches all; so does the end of the process.
@@ -269,12 +291,12 @@ impl Observers {
         }
         let mut traced = Vec::new();
         if wants(Tier::Tracepoint) {
-            let found = attach_tracepoints(&mut ebpf, kernel.as_ref());
+            let found = attach_tracepoints(&mut ebpf, kernel.as_ref(), &plan.avoid);
             traced.clone_from(&found.attached);
             status.push(found);
         }
         if wants(Tier::Kprobe) {
-            status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced));
+            status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced, &plan.avoid));
         }
         if wants(Tier::Program) {
             let why = "this version does not trace the entry and exit of Cilium's own programs";
@@ -528,7 +550,11 @@ fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
     }
 }
 
-fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
+fn attach_tracepoints(
+    ebpf: &mut Ebpf,
+    kernel: Option<&Kernel>,
+    avoid: &BTreeSet<String>,
+) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
     for (name, needs) in TRACEPOINTS {
         let unknown = kernel.and_then(|kernel| match needs {
@@ -537,6 +563,7 @@ fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
             Needs::Fib6 => kernel.fib6.as_ref(),
         });
         let result = match unknown {
+            _ if avoid.contains(name) => Err(AVOIDED.to_owned()),
             Some(why) => Err(why.clone()),
             None => loaded::<RawTracePoint>(ebpf, &format!("tp_{name}"), RawTracePoint::load)
                 .and_then(|program| {
@@ -554,7 +581,12 @@ fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
     status(Tier::Tracepoint, attached, missing)
 }
 
-fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -> TierStatus {
+fn attach_kprobes(
+    ebpf: &mut Ebpf,
+    kernel: Option<&Kernel>,
+    traced: &[String],
+    avoid: &BTreeSet<String>,
+) -> TierStatus {
     const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
     let unusable = match kernel.and_then(|kernel| kernel.base.clone()) {
         None if !std::path::Path::new(TYPE).exists() => {
@@ -563,32 +595,40 @@ fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -
         other => other,
     };
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
-    for Probe { program, functions, unless } in PROBES {
+    for Probe { functions, unless } in PROBES {
         if unless.is_some_and(|tracepoint| traced.iter().any(|name| name == tracepoint)) {
             continue;
         }
+        let (name, _) = functions[0];
         if let Some(why) = &unusable {
-            missing.push((functions[0].to_owned(), why.clone()));
+            missing.push((name.to_owned(), why.clone()));
             continue;
         }
         let mut first = None;
-        let found = functions.iter().find(|function| {
-            let result = loaded::<KProbe>(ebpf, program, KProbe::load).and_then(|program| {
-                program.attach(function, 0).map(drop).map_err(|error| match errno(&error) {
-                    Some(libc::ENOENT | libc::EADDRNOTAVAIL | libc::EINVAL) => {
-                        "this kernel has no such function, or has inlined it".to_owned()
-                    }
-                    _ => sentence(&error),
-                })
-            });
+        let found = functions.iter().find(|(function, program)| {
+            let result = if avoid.contains(*function) {
+                Err(AVOIDED.to_owned())
+            } else {
+                attach_kprobe(ebpf, function, program)
+            };
             result.map_err(|why| first.get_or_insert(why).clone()).is_ok()
         });
         match (found, first) {
-            (Some(function), _) => attached.push((*function).to_owned()),
-            (None, why) => missing.push((functions[0].to_owned(), why.unwrap_or_default())),
+            (Some((function, _)), _) => attached.push((*function).to_owned()),
+            (None, why) => missing.push((name.to_owned(), why.unwrap_or_default())),
         }
     }
     status(Tier::Kprobe, attached, missing)
+}
+
+fn attach_kprobe(ebpf: &mut Ebpf, function: &str, program: &str) -> Result<(), String> {
+    let program = loaded::<KProbe>(ebpf, program, KProbe::load)?;
+    program.attach(function, 0).map(drop).map_err(|error| match errno(&error) {
+        Some(libc::ENOENT | libc::EADDRNOTAVAIL | libc::EINVAL) => {
+            "this kernel has no such function, or has inlined it".to_owned()
+        }
+        _ => sentence(&error),
+    })
 }
 
 /// A program of the object file, loaded into the kernel if it was not yet.
@@ -628,7 +668,9 @@ fn sentence(error: &ProgramError) -> String {
     if let ProgramError::LoadError { io_error, verifier_log } = error {
         let log = verifier_log.to_string();
         let words: Vec<&str> = log.lines().filter(|line| !line.is_empty()).collect();
-        let is_sum = |line: &str| line.starts_with("processed") || line.contains("stack depth");
+        let is_sum = |line: &str| {
+            ["processed", "verification time", "stack depth"].iter().any(|word| line.starts_with(word))
+        };
         let last = words.iter().rev().find(|line| !is_sum(line)).unwrap_or(&"");
         return format!("bpf(BPF_PROG_LOAD): {io_error}; {last}");
     }
