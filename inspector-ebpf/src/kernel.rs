@@ -164,11 +164,7 @@ fn look(packet: &Packet, protocol: u16) -> Option<Found> {
     {
         return Some(Found { head, asks_for: address, is_arp: false });
     }
-    head.matters(packet, &Watched).then_some(Found {
-        head,
-        asks_for: Address::NONE,
-        is_arp: false,
-    })
+    head.matters(packet, &Watched).then_some(Found { head, asks_for: Address::NONE, is_arp: false })
 }
 
 /// Reports a packet at a hook, if it matters and is in the watched network namespace.

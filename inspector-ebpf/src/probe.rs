@@ -30,7 +30,6 @@ packets! {
     kp_local_deliver_2: 2, LOCAL_DELIVER, Network;
     kp_forward: 0, FORWARD, Network;
     kp_route: 0, ROUTE, Network;
-    kp_route_2: 2, ROUTE, Network;
     kp_queue: 0, QUEUE, Network;
     kp_transmit: 0, TRANSMIT, Network;
     kp_tcp_reset: 1, TCP_RESET, Network;

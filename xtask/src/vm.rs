@@ -177,7 +177,8 @@ fn built(tests: &[OsString]) -> Result<Vec<Job>> {
                -p inspector --test datapath"
         );
     }
-    let chosen: Vec<_> = jobs.iter().map(|job| Ok((job.name(), job.tests()?))).collect::<Result<_>>()?;
+    let chosen: Vec<_> =
+        jobs.iter().map(|job| Ok((job.name(), job.tests()?))).collect::<Result<_>>()?;
     let words: Vec<_> = tests.iter().map(|word| word.to_string_lossy()).collect();
     if let Some(why) = without_tests(&words, &chosen) {
         bail!("{why}");

@@ -28,7 +28,7 @@ use super::clsact::Clsact;
 use super::decode::{self, HOOKS, TIERS, Undecoded};
 use super::device::{Device, LinkLayer};
 use super::neighbours::Neighbours;
-use super::offsets::Kernel;
+use super::offsets::{self, Kernel};
 use super::sighting::{Hook, Sighting, Tier};
 use crate::sys::tc::Direction;
 
@@ -194,16 +194,14 @@ const PROBES: [Probe; 16] = [
     ]),
     probe(&[("arp_solicit", "kp_neigh_solicit")]),
     probe(&[("ndisc_solicit", "kp_neigh_solicit")]),
-    probe(&[("ip_route_input_noref", "kp_route"), ("ip_rcv_finish", "kp_route_2")]),
-    probe(&[("ip6_route_input", "kp_route"), ("ip6_rcv_finish", "kp_route_2")]),
+    // No others: `ip_rcv_finish` and IPv6's twin can be probed, but are inlined where it matters.
+    probe(&[("ip_route_input_noref", "kp_route")]),
+    probe(&[("ip6_route_input", "kp_route")]),
     probe(&[
         ("ip_local_deliver", "kp_local_deliver"),
         ("ip_local_deliver_finish", "kp_local_deliver_2"),
     ]),
-    probe(&[
-        ("ip6_input", "kp_local_deliver"),
-        ("ip6_protocol_deliver_rcu", "kp_local_deliver_1"),
-    ]),
+    probe(&[("ip6_input", "kp_local_deliver"), ("ip6_protocol_deliver_rcu", "kp_local_deliver_1")]),
     probe(&[("ip_forward", "kp_forward")]),
     probe(&[("ip6_forward", "kp_forward")]),
     unless("net_dev_queue", &[("__dev_queue_xmit", "kp_queue")]),
@@ -223,7 +221,8 @@ pub struct Observers {
     counts: PerCpuArray<MapData, Count>,
     events: RingBuf<MapData>,
     neighbours: Option<Neighbours>,
-    reasons: BTreeMap<u32, String>,
+    /// Names of the reasons of drops, where they are known.
+    reasons: Option<&'static BTreeMap<u32, String>>,
     status: Vec<TierStatus>,
     malformed: u64,
 }
@@ -261,14 +260,14 @@ impl Observers {
         };
 
         let kernel = if wants(Tier::Tracepoint) || wants(Tier::Kprobe) {
-            Some(Kernel::read())
+            Some(offsets::kernel())
         } else {
             None
         };
         let settings = Settings {
             netns: netns().map_err(TraceError::Netns)?,
             has_clients: u32::from(!plan.clients.is_empty()),
-            offsets: kernel.as_ref().map(|kernel| kernel.offsets).unwrap_or_default(),
+            offsets: kernel.map(|kernel| kernel.offsets).unwrap_or_default(),
         };
         let object = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/inspector-ebpf"));
         let mut ebpf = EbpfLoader::new()
@@ -291,12 +290,12 @@ impl Observers {
         }
         let mut traced = Vec::new();
         if wants(Tier::Tracepoint) {
-            let found = attach_tracepoints(&mut ebpf, kernel.as_ref(), &plan.avoid);
+            let found = attach_tracepoints(&mut ebpf, kernel, &plan.avoid);
             traced.clone_from(&found.attached);
             status.push(found);
         }
         if wants(Tier::Kprobe) {
-            status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced, &plan.avoid));
+            status.push(attach_kprobes(&mut ebpf, kernel, &traced, &plan.avoid));
         }
         if wants(Tier::Program) {
             let why = "this version does not trace the entry and exit of Cilium's own programs";
@@ -309,7 +308,7 @@ impl Observers {
             events: take(&mut ebpf, name::EVENTS)?,
             _ebpf: ebpf,
             neighbours,
-            reasons: kernel.map(|kernel| kernel.reasons).unwrap_or_default(),
+            reasons: kernel.map(|kernel| &kernel.reasons),
             status,
             malformed: 0,
         })
@@ -333,7 +332,7 @@ impl Observers {
         while let Some(item) = self.events.next() {
             let event = Event::read_from_bytes(&item)
                 .map_err(|_| TraceError::Mismatch(format!("an event of {} bytes", item.len())))?;
-            match decode::sighting(&event, &self.reasons) {
+            match decode::sighting(&event, self.reasons) {
                 Ok(sighting) => return Ok(Some(sighting)),
                 Err(Undecoded::Malformed) => self.malformed += 1,
                 Err(Undecoded::Unknown) => {
@@ -669,7 +668,9 @@ fn sentence(error: &ProgramError) -> String {
         let log = verifier_log.to_string();
         let words: Vec<&str> = log.lines().filter(|line| !line.is_empty()).collect();
         let is_sum = |line: &str| {
-            ["processed", "verification time", "stack depth"].iter().any(|word| line.starts_with(word))
+            ["processed", "verification time", "stack depth"]
+                .iter()
+                .any(|word| line.starts_with(word))
         };
         let last = words.iter().rev().find(|line| !is_sum(line)).unwrap_or(&"");
         return format!("bpf(BPF_PROG_LOAD): {io_error}; {last}");

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use inspector_common::observe::Offsets;
 
@@ -21,9 +22,14 @@ pub(super) struct Kernel {
     pub(super) reasons: BTreeMap<u32, String>,
 }
 
+/// Of the running kernel, read once: it does not change.
+pub(super) fn kernel() -> &'static Kernel {
+    static KERNEL: OnceLock<Kernel> = OnceLock::new();
+    KERNEL.get_or_init(Kernel::read)
+}
+
 impl Kernel {
-    /// Of the running kernel.
-    pub(super) fn read() -> Self {
+    fn read() -> Self {
         match std::fs::read(Path::new(VMLINUX)) {
             Ok(bytes) => match Btf::new(&bytes) {
                 Some(btf) => Self::of(&btf),
