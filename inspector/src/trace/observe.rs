@@ -142,6 +142,10 @@ pub struct HookCount {
 /// Why something of [`Plan::avoid`] is not attached.
 const AVOIDED: &str = "it is to be left alone";
 
+const RESETS: &str = "tcp_send_reset";
+/// What [`RESETS`] tells on kernels before Linux 6.10.
+const RESETS_OF_SOCKETS: &str = "before Linux 6.10: not of closed ports";
+
 /// Tracepoints, and what their programs have to know of the kernel.
 const TRACEPOINTS: [(&str, Needs); 13] = [
     ("neigh_create", Needs::Base),
@@ -155,7 +159,7 @@ const TRACEPOINTS: [(&str, Needs); 13] = [
     ("net_dev_queue", Needs::Base),
     ("net_dev_start_xmit", Needs::Base),
     ("kfree_skb", Needs::Base),
-    ("tcp_send_reset", Needs::Base),
+    (RESETS, Needs::Base),
     ("icmp_send", Needs::Base),
 ];
 
@@ -206,8 +210,8 @@ const PROBES: [Probe; 16] = [
     probe(&[("ip6_forward", "kp_forward")]),
     unless("net_dev_queue", &[("__dev_queue_xmit", "kp_queue")]),
     unless("net_dev_start_xmit", &[("dev_hard_start_xmit", "kp_transmit")]),
-    unless("tcp_send_reset", &[("tcp_v4_send_reset", "kp_tcp_reset")]),
-    unless("tcp_send_reset", &[("tcp_v6_send_reset", "kp_tcp_reset")]),
+    unless(RESETS, &[("tcp_v4_send_reset", "kp_tcp_reset")]),
+    unless(RESETS, &[("tcp_v6_send_reset", "kp_tcp_reset")]),
     unless("icmp_send", &[("__icmp_send", "kp_icmp_send")]),
     probe(&[("icmp6_send", "kp_icmp_send")]),
 ];
@@ -573,6 +577,10 @@ fn attach_tracepoints(
                 }),
         };
         match result {
+            // By another name, so that a kprobe is attached too.
+            Ok(()) if name == RESETS && kernel.is_some_and(|kernel| !kernel.tells_all_resets) => {
+                attached.push(format!("{name} ({RESETS_OF_SOCKETS})"));
+            }
             Ok(()) => attached.push(name.to_owned()),
             Err(why) => missing.push((name.to_owned(), why)),
         }
