@@ -10,12 +10,15 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{
-    KProbe, LinkOrder, ProgramError, RawTracePoint, SchedClassifier, TcAttachType,
+    KProbe, LinkOrder, Program, ProgramError, RawTracePoint, SchedClassifier, TcAttachType,
 };
 use aya::{Ebpf, EbpfLoader};
 use inspector_common::observe::{
@@ -171,6 +174,9 @@ enum Needs {
     Fib6,
 }
 
+/// Where the kernel says how kprobes are asked for.
+const KPROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
+
 /// One thing to be seen by a kprobe: functions, of which the first that can be probed is taken, with
 /// their programs; and the tracepoint that says it better, where that is attached.
 struct Probe {
@@ -281,6 +287,7 @@ impl Observers {
             .load(object)
             .map_err(|error| TraceError::Load(Box::new(error)))?;
         fill(&mut ebpf, plan)?;
+        preload(&mut ebpf, &programs(plan, &wanted, kernel));
 
         let mut status = Vec::new();
         if wants(Tier::Tc) {
@@ -489,6 +496,66 @@ fn status(tier: Tier, attached: Vec<String>, missing: Vec<(String, String)>) -> 
     TierStatus { tier, attached, missing, reason }
 }
 
+/// The program that watches a device.
+fn classifier(device: &Device, direction: Direction) -> &'static str {
+    match (direction, device.link) {
+        (Direction::Ingress, LinkLayer::Ethernet) => "inspect_tc_in",
+        (Direction::Ingress, LinkLayer::None) => "inspect_l3_in",
+        (Direction::Egress, LinkLayer::Ethernet) => "inspect_tc_out",
+        (Direction::Egress, LinkLayer::None) => "inspect_l3_out",
+    }
+}
+
+/// Programs that are probably going to be attached.
+fn programs(
+    plan: &Plan,
+    wanted: &[(String, Device, Direction)],
+    kernel: Option<&Kernel>,
+) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    if plan.tiers.contains(&Tier::Tc) {
+        names.extend(wanted.iter().map(|one| classifier(&one.1, one.2).to_owned()));
+    }
+    let is_readable = kernel.is_some_and(|kernel| kernel.base.is_none());
+    let traces = is_readable && plan.tiers.contains(&Tier::Tracepoint);
+    if traces {
+        let tracepoints = TRACEPOINTS.iter().filter(|(name, _)| !plan.avoid.contains(*name));
+        names.extend(tracepoints.map(|(name, _)| format!("tp_{name}")));
+    }
+    if is_readable && plan.tiers.contains(&Tier::Kprobe) && Path::new(KPROBES).exists() {
+        let probes = PROBES.iter().filter(|probe| !traces || probe.unless.is_none());
+        names.extend(probes.map(|probe| probe.functions[0].1.to_owned()));
+    }
+    names
+}
+
+/// Loads programs into the kernel, several at a time: the verifier takes most of the time until all
+/// is attached. What it refuses is asked for again, and said, when it is to be attached.
+fn preload(ebpf: &mut Ebpf, names: &BTreeSet<String>) {
+    let programs = ebpf.programs_mut().filter(|(name, _)| names.contains(*name));
+    let queue = Mutex::new(programs);
+    let work = || {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((_, program)) = next else { break };
+            let _ = match program {
+                Program::SchedClassifier(program) => program.load(),
+                Program::RawTracePoint(program) => program.load(),
+                Program::KProbe(program) => program.load(),
+                _ => Ok(()),
+            };
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(names.len());
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without it, it takes longer.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
+
 fn attach_tc(
     ebpf: &mut Ebpf,
     wanted: &[(String, Device, Direction)],
@@ -496,20 +563,11 @@ fn attach_tc(
 ) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
     for (name, device, direction) in wanted {
-        let (word, kind, program) = match (direction, device.link) {
-            (Direction::Ingress, LinkLayer::Ethernet) => {
-                ("ingress", TcAttachType::Ingress, "inspect_tc_in")
-            }
-            (Direction::Ingress, LinkLayer::None) => {
-                ("ingress", TcAttachType::Ingress, "inspect_l3_in")
-            }
-            (Direction::Egress, LinkLayer::Ethernet) => {
-                ("egress", TcAttachType::Egress, "inspect_tc_out")
-            }
-            (Direction::Egress, LinkLayer::None) => {
-                ("egress", TcAttachType::Egress, "inspect_l3_out")
-            }
+        let (word, kind) = match direction {
+            Direction::Ingress => ("ingress", TcAttachType::Ingress),
+            Direction::Egress => ("egress", TcAttachType::Egress),
         };
+        let program = classifier(device, *direction);
         let how = if clsact.is_some() { "clsact" } else { "tcx" };
         let hook = format!("{name} {word} ({how})");
         let result = loaded::<SchedClassifier>(ebpf, program, SchedClassifier::load).and_then(
@@ -594,11 +652,10 @@ fn attach_kprobes(
     traced: &[String],
     avoid: &BTreeSet<String>,
 ) -> TierStatus {
-    const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
     let unusable = match kernel.and_then(|kernel| kernel.base.clone()) {
-        None if !std::path::Path::new(TYPE).exists() => {
-            Some(format!("this kernel has no kprobes ({TYPE} is not there; CONFIG_KPROBE_EVENTS)"))
-        }
+        None if !Path::new(KPROBES).exists() => Some(format!(
+            "this kernel has no kprobes ({KPROBES} is not there; CONFIG_KPROBE_EVENTS)"
+        )),
         other => other,
     };
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
