@@ -216,8 +216,8 @@ fn without_tests<W: AsRef<str>>(words: &[W], chosen: &[(String, Vec<String>)]) -
         return Some(format!("no test's name matches {filter}: `-- --list` shows all names"));
     }
 
-    // Those that are named; where none is, cargo has taken all there are, and some have no tests.
-    let named: Vec<&str> = for_cargo
+    // Those that are programs; where none is, cargo has taken all there are, and some have no tests.
+    let programs: Vec<&str> = for_cargo
         .iter()
         .zip(for_cargo.iter().skip(1))
         .filter(|(option, _)| matches!(**option, "--test" | "--bin" | "--example" | "--bench"))
@@ -225,7 +225,7 @@ fn without_tests<W: AsRef<str>>(words: &[W], chosen: &[(String, Vec<String>)]) -
         .chain(for_cargo.iter().filter_map(|word| word.strip_prefix("--test=")))
         .collect();
     let empty = chosen.iter().find(|(program, tests)| {
-        tests.is_empty() && (named.contains(&program.as_str()) || names().next().is_none())
+        tests.is_empty() && (programs.contains(&program.as_str()) || names().next().is_none())
     });
     empty.map(|(program, _)| {
         format!("{program} would run no test: name other tests, or leave {program} out")
