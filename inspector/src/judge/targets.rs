@@ -82,7 +82,7 @@ pub fn devices(evidence: &Evidence, address: IpAddr) -> Vec<Target> {
     let tables = Tables::for_vip(evidence, address);
     let unread = [MapKind::Services, MapKind::Backends]
         .into_iter()
-        .find_map(|kind| tables.doubt(kind, address).map(|problem| problem.to_string()));
+        .find_map(|kind| tables.doubt(kind, address).map(ToString::to_string));
     let stale = datapath::datapath(evidence).map(|all| all.stale_maps).unwrap_or_default();
     attached::outside_devices(evidence)
         .into_iter()

@@ -184,7 +184,7 @@ fn simulate(
 }
 
 /// How long another simulation on this node is waited for.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Two simulations at once would take each other's entries for those of real clients: the second
 /// waits. Nothing if a signal came meanwhile.
