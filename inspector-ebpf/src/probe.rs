@@ -13,7 +13,7 @@ use crate::watched::is_neighbour;
 macro_rules! packets {
     ($($name:ident: $skb:literal, $hook:ident, $place:ident;)*) => {$(
         #[kprobe]
-        #[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+        #[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
         pub fn $name(ctx: ProbeContext) -> u32 {
             if let Some(skb) = ctx.arg($skb) {
                 packet(tier::KPROBE, hook::$hook, skb, Place::$place, None);
@@ -39,7 +39,7 @@ packets! {
 macro_rules! neighbours {
     ($($name:ident: $hook:ident;)*) => {$(
         #[kprobe]
-        #[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+        #[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
         pub fn $name(ctx: ProbeContext) -> u32 {
             if let (Some(neigh), Some(skb)) = (ctx.arg(0), ctx.arg(1)) {
                 neighbour(tier::KPROBE, hook::$hook, neigh, skb, None);
@@ -56,7 +56,7 @@ neighbours! {
 
 /// `(tbl, pkey, dev, …)`
 #[kprobe]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn kp_neigh_create(ctx: ProbeContext) -> u32 {
     if let (Some(table), Some(key), Some(device)) = (ctx.arg(0), ctx.arg(1), ctx.arg(2))
         && let Some(address) = key_of(table, key)
@@ -73,7 +73,7 @@ pub fn kp_neigh_create(ctx: ProbeContext) -> u32 {
 
 /// `(skb, type, code, …)`
 #[kprobe]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn kp_icmp_send(ctx: ProbeContext) -> u32 {
     if let (Some(skb), Some(kind), Some(code)) = (ctx.arg(0), ctx.arg::<u8>(1), ctx.arg::<u8>(2)) {
         let value = u32::from(kind) << 8 | u32::from(code);

@@ -4,10 +4,12 @@
 //! [`judge::Judgement`] of it, a pure function; [`report`] prints one. The binary `inspect` uses
 //! nothing else.
 
+pub mod checklist;
 pub mod cilium;
 pub mod collect;
 pub mod evidence;
 pub mod judge;
+pub mod lint;
 pub mod packet;
 pub mod report;
 pub mod simulate;

@@ -12,8 +12,18 @@ fn inspect(arguments: &[&str]) -> String {
 }
 
 /// The commands that the design and the README name.
-const COMMANDS: [&str; 8] =
-    ["vip", "service", "lb", "datapath", "evidence", "doctor", "completions", "man"];
+const COMMANDS: [&str; 10] = [
+    "vip",
+    "service",
+    "lb",
+    "datapath",
+    "evidence",
+    "lint",
+    "check",
+    "doctor",
+    "completions",
+    "man",
+];
 
 #[test]
 fn help_names_every_command_and_the_exit_codes() {

@@ -43,6 +43,13 @@ const EXAMPLES: &[(&str, &[&str], &str)] = &[
         &["vip", "192.168.2.24", "--source", "10.9.9.9"],
         "Source ranges, as seen by a client that they leave out.",
     ),
+    (
+        "v1.21-tcx",
+        &["vip", "192.168.2.32", "--simulate"],
+        "No client is needed: Cilium's own program, run on a packet that was never sent, each with \
+         its control. The backend is not on this node, so the packet gets the node's address as \
+         its source.",
+    ),
 ];
 
 fn path(name: &str) -> PathBuf {

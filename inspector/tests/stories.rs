@@ -304,3 +304,38 @@ fn ping_and_ports_that_are_not_there_prove_nothing() {
     assert!(!node.connect(Ns::Client, "udp", WEB, 443).ok);
     assert!(node.connect(Ns::Client, "tcp", WEB, 443).ok);
 }
+
+#[test]
+fn a_frontend_that_is_left_to_a_local_proxy() {
+    /// In the second byte of flags: delegated, from 1.18 on.
+    const DELEGATED: u8 = 1 << 3;
+    const WEB_PORT: (u16, Protocol) = (443, Protocol::TCP);
+    let node = Node::new("v1.21-tcx");
+    assert_eq!(fate(&node.vip(&[WEB]), "443/TCP", ENO1).0, "dnat-before-neigh");
+    let services = node.0.map("cilium_lb4_services_v2").expect("a map");
+    let set = |vip: &str, port| {
+        let master = key(vip, port, Scope::External, 0).encode();
+        let mut value = services.lookup(&master).expect("a look-up").expect("a frontend");
+        value[9] |= DELEGATED;
+        services.update(&master, &value).expect("an update");
+    };
+    // Both backends are pods of this node: their packets go up the stack, sockets are left alone.
+    set(WEB, WEB_PORT);
+    let ran = node.vip(&[WEB]);
+    for path in [ENO1, WG0, "socket on host"] {
+        let (outcome, served, _) = fate(&ran, "443/TCP", path);
+        assert_eq!((outcome.as_str(), served.as_str()), ("untranslated", "unknown"), "{path}");
+    }
+    let reasons = node::why(&ran, "443/TCP", ENO1);
+    assert!(
+        reasons.contains(
+            "delegated: packets for 2 of 2 backends, which are on this node, are left to a local \
+             proxy"
+        ),
+        "{reasons}"
+    );
+    // The backend of this one is elsewhere: it is translated as ever.
+    set("192.168.2.32", (80, Protocol::TCP));
+    let ran = node.vip(&["192.168.2.32"]);
+    assert_eq!(fate(&ran, "80/TCP", ENO1).0, "dnat-before-neigh");
+}

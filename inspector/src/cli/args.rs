@@ -29,6 +29,17 @@ pub struct Cli {
 pub enum Command {
     /// Say what this node has programmed for a VIP, and what that means.
     Vip(VipArgs),
+    /// Hold many VIPs against the expectations of a file.
+    ///
+    /// The file is YAML, to be kept beside the manifests: a list `vips`, of which each has `vip`
+    /// (ADDR[:PORT[/PROTO]]) and may have `via`, `source` and `expect` with the claims of `inspect
+    /// vip --expect`; without any, `served` is expected. Exit codes: 0 every expectation is met, 1
+    /// one is not, 2 usage or environment error, 3 one cannot be told.
+    Check {
+        /// The file.
+        #[arg(value_name = "FILE")]
+        file: PathBuf,
+    },
     /// Services, as `cilium-dbg service` has them.
     Service {
         /// What to do with them.
@@ -53,6 +64,18 @@ pub enum Command {
         /// What to do with it.
         #[command(subcommand)]
         action: EvidenceCommand,
+    },
+    /// Say which announced Services of a tree of manifests may be left without a backend, before
+    /// they are applied; needs no cluster and no root.
+    ///
+    /// Every Service of type `LoadBalancer` is paired with the `CiliumL2AnnouncementPolicy` that
+    /// announces it. Exit codes: 0 each keeps to the rule, 1 one does not, 2 a file cannot be read
+    /// or is no YAML, 3 there is nothing to hold against the rule.
+    Lint {
+        /// Files, folders (every .yaml and .yml below), or `-` for standard input, such as what
+        /// `helm template` prints. All of them are taken as one cluster's.
+        #[arg(required = true, value_name = "PATH")]
+        paths: Vec<PathBuf>,
     },
     /// Say what this node, kernel and user can do, and what is missing for what.
     Doctor,
@@ -134,11 +157,11 @@ pub struct VipArgs {
     #[arg(long)]
     pub pid: Option<u32>,
     /// Only these devices, instead of all from which clients' packets can come.
-    #[arg(long, value_name = "DEV", value_delimiter = ',')]
+    #[arg(long, value_name = "DEV", value_delimiter = ',', value_parser = device)]
     pub via: Vec<String>,
     /// As seen by a client with this address: source ranges depend on it, and simulated packets come
     /// from it.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = client)]
     pub source: Option<std::net::IpAddr>,
     /// Run Cilium's own programs on packets that a client could send, at most N for each frontend on
     /// each device (32): proves a forwarded path when there is no client. Each proof has its
@@ -156,6 +179,29 @@ pub struct VipArgs {
     pub expect: Expect,
 }
 
+/// The name of a device.
+fn device(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    if name.is_empty() {
+        return Err("a device's name is empty: give names such as eno1,wg0".to_owned());
+    }
+    Ok(name.to_owned())
+}
+
+/// An address that a client can have.
+fn client(text: &str) -> Result<std::net::IpAddr, String> {
+    let address: std::net::IpAddr = text.parse().map_err(|_| "this is no IP address".to_owned())?;
+    let broadcast = std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    if address.is_unspecified()
+        || address.is_loopback()
+        || address.is_multicast()
+        || address == broadcast
+    {
+        return Err("no client has this address".to_owned());
+    }
+    Ok(address)
+}
+
 /// Arguments of `datapath`.
 #[derive(Debug, Args)]
 pub struct DatapathArgs {
@@ -169,8 +215,8 @@ pub struct DatapathArgs {
 pub struct Expect {
     /// A claim that must hold: exit 0 if every claim does, 1 if one does not, 3 if one cannot be
     /// told. Repeatable: served, not-served, programmed, has-backend, announced[@DEV],
-    /// not-announced, no-errors, an outcome such as dnat-before-neigh[@DEV], finding:ID,
-    /// no-finding:ID.
+    /// not-announced, no-errors, simulated[@DEV], observed[@DEV], an outcome such as
+    /// dnat-before-neigh[@DEV], finding:ID, no-finding:ID.
     #[arg(long = "expect", value_name = "CLAIM")]
     pub claims: Vec<Expectation>,
 }
@@ -190,10 +236,49 @@ pub enum EvidenceCommand {
         #[command(flatten)]
         expect: Expect,
     },
-    /// Check that a file is complete and unchanged.
-    Verify {
+    /// Sign files with a secret key of minisign's: FILE.minisig is written beside each.
+    Sign {
         /// The files.
         #[arg(required = true)]
+        files: Vec<PathBuf>,
+        /// File with the secret key, as `minisign -G` makes it; the password of an encrypted one is
+        /// asked for.
+        #[arg(long, value_name = "FILE")]
+        key: PathBuf,
+    },
+    /// Check that a file is complete and unchanged, and who signed it.
+    Verify {
+        /// Check FILE.minisig too, with this public key: a file of minisign's, or the key itself.
+        #[arg(long, value_name = "FILE|KEY")]
+        public_key: Option<String>,
+        /// The files.
+        #[arg(required = true)]
+        files: Vec<PathBuf>,
+    },
+    /// Say what differs between two files, in the words of the domain, by VIP and path.
+    ///
+    /// Exit codes: 0 nothing, 1 something, 2 a file cannot be read.
+    Diff {
+        /// The earlier one; `-` is standard input.
+        before: PathBuf,
+        /// The later one.
+        after: PathBuf,
+        /// What to leave out: verdict, services, announcement, programs, devices, neighbours,
+        /// node, ids, counters, times, or none.
+        #[arg(
+            long,
+            value_name = "CLASS",
+            value_delimiter = ',',
+            default_value = "ids,counters,times"
+        )]
+        ignore: Vec<String>,
+    },
+    /// Judge the evidence of several nodes together: who announces a VIP, and whether they can
+    /// serve it.
+    Merge {
+        /// The files, each with one document or several; `-` is standard input, such as what
+        /// `kubectl logs` prints.
+        #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
     },
     /// Print the JSON Schema of evidence files.
@@ -209,6 +294,25 @@ pub enum Format {
     Json,
     /// For documents.
     Markdown,
+    /// For CI: `JUnit` XML.
+    Junit,
+    /// For CI: workflow commands that GitHub and Gitea show beside a change.
+    Github,
+    /// For code review: SARIF 2.1.0 (`lint`).
+    Sarif,
+    /// A page for a browser, self-contained.
+    Html,
+    /// The picture of the packet's way, for a document.
+    Svg,
+    /// The evidence itself, in one line (`vip`, `check`): what `evidence merge` reads.
+    Evidence,
+}
+
+/// What to mask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Mask {
+    /// The addresses of clients.
+    Clients,
 }
 
 /// When to colour.
@@ -228,9 +332,13 @@ pub struct Common {
     /// Form of the output.
     #[arg(short, long, global = true, value_enum, default_value_t = Format::Table)]
     output: Format,
-    /// Read this evidence file instead of the node; needs no root. `-` is standard input.
+    /// Read this evidence file instead of the node; needs no root. `-` is standard input. Given
+    /// several times (`vip`): one for each node, judged together.
     #[arg(long, global = true, value_name = "FILE")]
-    from: Option<PathBuf>,
+    from: Vec<PathBuf>,
+    /// Replace the addresses of clients in the evidence that is saved or printed; the verdict stays.
+    #[arg(long, global = true, value_enum, value_name = "WHAT")]
+    mask: Option<Mask>,
     /// Save the evidence to this file.
     #[arg(long, global = true, value_name = "FILE")]
     save: Option<PathBuf>,
@@ -260,6 +368,10 @@ pub struct Resolved {
     pub format: Format,
     /// Where the evidence comes from.
     pub from: Option<PathBuf>,
+    /// Files of several nodes, where more than one was named; `from` is the first of them.
+    pub nodes: Vec<PathBuf>,
+    /// What to mask in evidence that leaves.
+    pub mask: Option<Mask>,
     /// Where to save it.
     pub save: Option<PathBuf>,
     /// BPF file system to read.
@@ -277,10 +389,12 @@ pub struct Resolved {
 impl Resolved {
     /// Settles what depends on the environment.
     pub fn new(common: Common) -> anyhow::Result<Self> {
-        let Common { output, from, save, bpffs, netns, color, quiet, verbose } = common;
+        let Common { output, from, mask, save, bpffs, netns, color, quiet, verbose } = common;
         if save.as_deref().is_some_and(|path| path.as_os_str() == "-") {
             anyhow::bail!("--save takes a file: standard output is for the answer");
         }
+        let nodes = if from.len() > 1 { from.clone() } else { Vec::new() };
+        let from = from.into_iter().next();
         let color = match color {
             When::Always => true,
             When::Never => false,
@@ -294,6 +408,6 @@ impl Resolved {
             let path = std::env::var_os("INSPECT_BPFFS").map(PathBuf::from);
             path.filter(|path| !path.as_os_str().is_empty())
         });
-        Ok(Self { format: output, from, save, bpffs, netns, color, quiet, verbose })
+        Ok(Self { format: output, from, nodes, mask, save, bpffs, netns, color, quiet, verbose })
     }
 }

@@ -16,6 +16,7 @@ use super::{
 
 /// Collects (or reads), saves and prints.
 pub fn run(args: &DatapathArgs, options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("datapath", output::COMMON, options)?;
     if let (Some(path), Some(_)) = (&options.from, args.pid) {
         bail!(
             "{} holds the processes that it was collected for: --pid works on the node alone",
@@ -46,9 +47,9 @@ pub fn run(args: &DatapathArgs, options: &Resolved) -> anyhow::Result<Answer> {
 
 fn print(report: Report<'_>, sha256: &str, options: &Resolved) -> anyhow::Result<()> {
     output::write_stdout(|out| match options.format {
-        Format::Table => report.write_table(output::style(options), out),
         Format::Json => report.write_json(out),
         Format::Markdown => report.write_markdown(sha256, out),
+        _ => report.write_table(output::style(options), out),
     })?;
     Ok(())
 }

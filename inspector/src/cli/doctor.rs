@@ -21,6 +21,7 @@ use super::{
 
 /// Looks and prints; "cannot tell" if something essential is missing.
 pub fn run(options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("doctor", output::COMMON, options)?;
     if options.from.is_some() || options.save.is_some() {
         bail!("`inspect doctor` looks at this node: it takes neither --from nor --save");
     }
@@ -32,7 +33,7 @@ pub fn run(options: &Resolved) -> anyhow::Result<Answer> {
     output::write_stdout(|out| match options.format {
         Format::Json => json(&abilities, out),
         Format::Markdown => markdown(&abilities, out),
-        Format::Table => print(&abilities, options, out),
+        _ => print(&abilities, options, out),
     })?;
     let lost = abilities.iter().any(|one| one.essential && one.status == Status::Missing);
     Ok(if lost { Answer::CannotTell } else { Answer::Yes })

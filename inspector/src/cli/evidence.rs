@@ -7,6 +7,7 @@ use inspector::{
     evidence::{
         Evidence, Subject,
         file::{self, Document, FileError},
+        signature::{self, SignatureError},
     },
     judge,
 };
@@ -14,7 +15,7 @@ use inspector::{
 use super::{
     Answer,
     args::{EvidenceCommand, Format, Resolved},
-    output, vip,
+    cluster, output, vip,
 };
 
 /// Runs one of the commands.
@@ -25,6 +26,7 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
     match action {
         EvidenceCommand::Show { file } => show(&Document::read(file)?, options),
         EvidenceCommand::Judge { file, expect } => {
+            output::only("evidence judge", vip::FORMS_OF_ONE, options)?;
             let document = Document::read(file)?;
             let judgement = judge::judge(&document.evidence)?;
             if let Some(said) = &document.evidence.verdict
@@ -39,7 +41,20 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
             output::save(&document, options.save.as_deref())?;
             vip::print(&judgement, &expect.claims, Some(&document), options)
         }
-        EvidenceCommand::Verify { files } => verify(files.iter().map(AsRef::as_ref)),
+        EvidenceCommand::Sign { files, key } => {
+            for file in files {
+                let signed = signature::sign(file, &Document::read(file)?, key)?;
+                output::write_stdout(|out| writeln!(out, "{}", signed.display()))?;
+            }
+            Ok(Answer::Yes)
+        }
+        EvidenceCommand::Verify { files, public_key } => {
+            verify(files.iter().map(AsRef::as_ref), public_key.as_deref())
+        }
+        EvidenceCommand::Diff { before, after, ignore } => {
+            cluster::diff(before, after, ignore, options)
+        }
+        EvidenceCommand::Merge { files } => cluster::of_files(files, None, options),
         EvidenceCommand::Schema => {
             let schema = file::schema();
             output::write_stdout(|out| {
@@ -53,13 +68,27 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
 
 /// Says of each file whether it is whole; a file that was changed is a "no", one that is none an
 /// error.
-fn verify<'a>(files: impl Iterator<Item = &'a Path>) -> anyhow::Result<Answer> {
+fn verify<'a>(
+    files: impl Iterator<Item = &'a Path>,
+    public_key: Option<&str>,
+) -> anyhow::Result<Answer> {
     let mut answer = Answer::Yes;
     let mut lines = Vec::new();
     let mut broken = None;
     for file in files {
         match Document::read(file) {
-            Ok(document) => lines.push(format!("{}: whole, {}", file.display(), document.sha256)),
+            Ok(document) => {
+                let whole = format!("{}: whole, {}", file.display(), document.sha256);
+                match public_key.map(|key| signature::verify(file, key)).transpose() {
+                    Ok(None) => lines.push(whole),
+                    Ok(Some(comment)) => lines.push(format!("{whole}, signed: {comment}")),
+                    Err(error @ SignatureError::Bad { .. }) => {
+                        lines.push(error.to_string());
+                        answer = Answer::No;
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
             Err(error @ FileError::Hash { .. }) => {
                 lines.push(error.to_string());
                 answer = Answer::No;
@@ -79,12 +108,13 @@ fn verify<'a>(files: impl Iterator<Item = &'a Path>) -> anyhow::Result<Answer> {
 }
 
 fn show(document: &Document, options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("evidence show", output::COMMON, options)?;
     output::write_stdout(|out| match options.format {
         Format::Json => {
             serde_json::to_writer_pretty(&mut *out, document.as_json())?;
             out.write_all(b"\n")
         }
-        Format::Table | Format::Markdown => summary(document, out),
+        _ => summary(document, out),
     })?;
     Ok(Answer::Yes)
 }

@@ -25,6 +25,7 @@ const SERVICES: &[MapKind] = &[MapKind::Services, MapKind::Backends];
 
 /// Prints the services.
 pub fn service_list(options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("service list", output::COMMON, options)?;
     let tables = load(SERVICES, options)?;
     match options.format {
         Format::Json => {
@@ -37,6 +38,7 @@ pub fn service_list(options: &Resolved) -> anyhow::Result<Answer> {
 
 /// Prints one view of the load balancer's maps.
 pub fn lb_list(views: &Views, options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("lb list", output::COMMON, options)?;
     let view = views.view();
     let kinds = match view {
         View::Services => SERVICES,

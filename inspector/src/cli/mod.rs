@@ -1,9 +1,12 @@
 //! The command line: what was typed, turned into what it means, and run.
 
 mod args;
+mod check;
+mod cluster;
 mod datapath;
 mod doctor;
 mod evidence;
+mod lint;
 mod lists;
 mod output;
 mod vip;
@@ -86,10 +89,12 @@ fn run(cli: Cli) -> anyhow::Result<Answer> {
     let options = Resolved::new(common)?;
     match command {
         Command::Vip(args) => vip::run(&args, &options),
+        Command::Check { file } => check::run(&file, &options),
         Command::Service { list: args::ServiceCommand::List } => lists::service_list(&options),
         Command::Lb { list: args::LbCommand::List(views) } => lists::lb_list(&views, &options),
         Command::Datapath(args) => datapath::run(&args, &options),
         Command::Evidence { action } => evidence::run(&action, &options),
+        Command::Lint { paths } => lint::run(&paths, &options),
         Command::Doctor => doctor::run(&options),
         Command::Completions { shell } => {
             // Into memory first: the generator panics where it cannot write.

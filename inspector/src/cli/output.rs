@@ -8,11 +8,13 @@ use std::{
 
 use inspector::{
     collect::{self, Options, Question},
-    evidence::{Evidence, file::Document},
+    evidence::{Evidence, file::Document, mask},
     report::table::Style,
 };
 
-use super::args::Resolved;
+use clap::ValueEnum;
+
+use super::args::{Format, Mask, Resolved};
 
 /// Writes to standard output through a buffer.
 ///
@@ -47,6 +49,9 @@ impl Loaded {
     /// Reads the file that was named, else the node, as `node` says; what every command takes is
     /// filled in.
     pub fn load(node: Options, options: &Resolved) -> anyhow::Result<Self> {
+        if !options.nodes.is_empty() {
+            anyhow::bail!("this command takes one file with --from; `inspect vip` takes several");
+        }
         if let Some(path) = &options.from {
             return Ok(Self::File(Box::new(Document::read(path)?)));
         }
@@ -96,6 +101,25 @@ impl Loaded {
     }
 }
 
+/// Refuses a form that a command does not have.
+pub fn only(command: &str, forms: &[Format], options: &Resolved) -> anyhow::Result<()> {
+    if forms.contains(&options.format) {
+        return Ok(());
+    }
+    let name = |form: &Format| {
+        form.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+    };
+    let names: Vec<String> = forms.iter().map(name).collect();
+    anyhow::bail!(
+        "`inspect {command}` has no form `{}`: use one of {}",
+        name(&options.format),
+        names.join(", ")
+    )
+}
+
+/// The forms that every command has.
+pub const COMMON: &[Format] = &[Format::Table, Format::Json, Format::Markdown];
+
 /// Refuses a process that is not there.
 pub fn check_process(pid: Option<u32>, options: &Resolved) -> anyhow::Result<()> {
     let Some(pid) = pid.filter(|_| options.from.is_none()) else { return Ok(()) };
@@ -103,6 +127,14 @@ pub fn check_process(pid: Option<u32>, options: &Resolved) -> anyhow::Result<()>
         anyhow::bail!("there is no process {pid}: give the id of a running one with --pid");
     }
     Ok(())
+}
+
+/// The document as it leaves this program: masked, where the user wants it.
+pub fn leaving(document: Document, options: &Resolved) -> anyhow::Result<Document> {
+    match options.mask {
+        Some(Mask::Clients) => Ok(mask::clients(&document)?),
+        None => Ok(document),
+    }
 }
 
 /// Saves a document where the user wants it.

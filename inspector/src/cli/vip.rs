@@ -7,7 +7,7 @@ use inspector::{
         self, Judgement, Served,
         expect::{Checked, Expectation, Met},
     },
-    report::{json, markdown, table},
+    report::{annotations, ci, html, json, junit, markdown, picture, table},
     simulate::{self, Request, SimulateError},
     sys::signals,
 };
@@ -15,11 +15,22 @@ use inspector::{
 use super::{
     Answer,
     args::{Format, Resolved, VipArgs},
+    cluster,
     output::{self, Loaded},
 };
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
+    output::only("vip", FORMS_OF_NODE, options)?;
+    if !options.nodes.is_empty() {
+        if args.source.is_some() || !args.via.is_empty() || !args.expect.claims.is_empty() {
+            anyhow::bail!(
+                "several nodes are judged whole: leave out --via, --source and --expect, or judge \
+                 the nodes one by one"
+            );
+        }
+        return cluster::of_files(&options.nodes, Some(args.vip), options);
+    }
     let query = VipQuery { source: args.source, ..args.vip };
     if let Some(source) = args.source
         && source.is_ipv4() != query.address.is_ipv4()
@@ -55,12 +66,50 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     };
     let verdict = serde_json::to_value(&judgement.verdict)?;
     // The document (and its hash) costs as much as all the rest: made only where it is used.
-    let needed = options.save.is_some() || options.format == Format::Markdown;
-    let document = needed.then(|| loaded.into_document(Some(verdict)));
+    let needed = options.save.is_some() || names_hash(options.format);
+    let document = if needed {
+        Some(output::leaving(loaded.into_document(Some(verdict)), options)?)
+    } else {
+        None
+    };
+    // An answer that was had is given, whether it can be saved or not.
+    let answer = print(&judgement, &args.expect.claims, document.as_ref(), options);
     if let Some(document) = &document {
         output::save(document, options.save.as_deref())?;
     }
-    print(&judgement, &args.expect.claims, document.as_ref(), options)
+    answer
+}
+
+/// The forms of `vip`.
+pub const FORMS: &[Format] =
+    &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Github];
+
+/// The forms of one judgement.
+pub const FORMS_OF_ONE: &[Format] = &[
+    Format::Table,
+    Format::Json,
+    Format::Markdown,
+    Format::Junit,
+    Format::Github,
+    Format::Html,
+    Format::Svg,
+];
+
+/// The forms of what reads a node: the evidence itself too.
+pub const FORMS_OF_NODE: &[Format] = &[
+    Format::Table,
+    Format::Json,
+    Format::Markdown,
+    Format::Junit,
+    Format::Github,
+    Format::Html,
+    Format::Svg,
+    Format::Evidence,
+];
+
+/// Whether a form names the hash of the evidence.
+fn names_hash(format: Format) -> bool {
+    matches!(format, Format::Markdown | Format::Junit | Format::Html | Format::Evidence)
 }
 
 /// Collects and simulates; anew if a program was replaced in between.
@@ -105,19 +154,30 @@ pub fn print(
     document: Option<&Document>,
     options: &Resolved,
 ) -> anyhow::Result<Answer> {
+    let sha256 = document.map_or("", |document| document.sha256.as_str());
     let checked: Vec<Checked> = claims.iter().map(|claim| claim.check(judgement)).collect();
     output::write_stdout(|mut out| match options.format {
-        Format::Table => table::write(judgement, &checked, output::style(options), &mut out),
         Format::Json => json::write(judgement, &checked, &mut out),
-        Format::Markdown => {
-            let sha256 = document.map_or("", |document| document.sha256.as_str());
-            markdown::write(judgement, &checked, sha256, &mut out)
-        }
+        Format::Markdown => markdown::write(judgement, &checked, sha256, &mut out),
+        Format::Junit => junit::write(&[ci::suite(judgement, &checked, sha256)], &mut out),
+        Format::Github => annotations::write(&ci::annotations(judgement, &checked), &mut out),
+        Format::Html => html::write(judgement, &checked, sha256, out),
+        Format::Svg => writeln!(out, "{}", picture::svg(judgement)),
+        Format::Evidence => match document {
+            Some(document) => document.write_line(out),
+            None => Ok(()),
+        },
+        _ => table::write(judgement, &checked, output::style(options), &mut out),
     })?;
+    // Evidence is printed to be judged elsewhere.
+    if options.format == Format::Evidence {
+        return Ok(Answer::Yes);
+    }
     Ok(answer(judgement, &checked))
 }
 
-fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
+/// What a judgement comes to, or the expectations if there are any.
+pub fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
     if checked.is_empty() {
         return match judgement.verdict.served {
             Served::Yes => Answer::Yes,

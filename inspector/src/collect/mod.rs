@@ -313,6 +313,7 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
         maps: records,
         attachments,
         network,
+        trace: None,
         simulation: None,
         sources,
         verdict: None,

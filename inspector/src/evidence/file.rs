@@ -179,6 +179,63 @@ impl Document {
         Self::parse(path, &text)
     }
 
+    /// Reads a file that holds one document or several, one behind the other, as `inspect check
+    /// --save` and the logs of several nodes have them; `-` is standard input.
+    ///
+    /// # Errors
+    /// As [`Document::read`], for the first document that is not good.
+    pub fn read_all(path: &Path) -> Result<Vec<Self>, FileError> {
+        let mut text = Vec::new();
+        let read = if path == Path::new("-") {
+            io::stdin().lock().read_to_end(&mut text).map(|_| ())
+        } else {
+            std::fs::read(path).map(|bytes| text = bytes)
+        };
+        read.map_err(|source| FileError::Read { path: path.to_owned(), source })?;
+        let mut documents = Vec::new();
+        let mut values = serde_json::Deserializer::from_slice(&text).into_iter::<Value>();
+        let mut start = 0;
+        while let Some(value) = values.next() {
+            // What is wrong with the text is told by the reader of one document.
+            let end = if value.is_ok() { values.byte_offset() } else { text.len() };
+            documents.push(Self::parse(path, &text[start..end])?);
+            start = end;
+            if value.is_err() {
+                break;
+            }
+        }
+        if documents.is_empty() {
+            return Err(FileError::Empty { path: path.to_owned() });
+        }
+        Ok(documents)
+    }
+
+    /// Writes the document in one line.
+    ///
+    /// # Errors
+    /// The error of the writer.
+    pub fn write_line(&self, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
+        serde_json::to_writer(&mut *out, &self.value)?;
+        out.write_all(b"\n")
+    }
+
+    /// Writes several documents to a file, each a line; see [`Document::read_all`].
+    ///
+    /// # Errors
+    /// [`FileError::Write`].
+    pub fn write_all<'d>(
+        documents: impl Iterator<Item = &'d Self>,
+        path: &Path,
+    ) -> Result<(), FileError> {
+        let failed = |source| FileError::Write { path: path.to_owned(), source };
+        let mut text = Vec::new();
+        for document in documents {
+            serde_json::to_writer(&mut text, &document.value).map_err(|e| failed(e.into()))?;
+            text.push(b'\n');
+        }
+        write_whole(path, &text).map_err(failed)
+    }
+
     /// Reads evidence from the text of a file; `path` is for error messages.
     ///
     /// # Errors
@@ -222,6 +279,19 @@ impl Document {
             record.check_lengths(evidence.host.cpus).map_err(&malformed)?;
         }
         Ok(Self { evidence, sha256: found, value })
+    }
+
+    /// Reads a document whose content was changed on purpose, and gives it its own hash.
+    ///
+    /// # Errors
+    /// As [`Document::read`], the hash apart.
+    pub fn resealed(text: &[u8]) -> Result<Self, FileError> {
+        let path = Path::new("(changed)");
+        let mut value: Value = serde_json::from_slice(text).map_err(|error| {
+            FileError::Malformed { path: path.to_owned(), reason: error.to_string() }
+        })?;
+        value["sha256"] = Value::String(hash(&value));
+        Self::parse(path, value.to_string().as_bytes())
     }
 
     /// The document as JSON, fields that this version does not know included.

@@ -6,11 +6,14 @@
 
 mod entries;
 pub mod file;
+pub mod mask;
 pub mod network;
 pub mod programs;
 mod record;
+pub mod signature;
 pub mod simulation;
 pub mod tables;
+pub mod trace;
 
 use std::{
     collections::BTreeMap,
@@ -71,6 +74,9 @@ pub struct Evidence {
     /// The network, where it was read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<network::Network>,
+    /// Real packets, where they were observed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trace: Option<trace::Trace>,
     /// Runs of Cilium's programs on synthetic packets, where that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulation: Option<simulation::Simulation>,

@@ -1,10 +1,14 @@
 //! From evidence to a verdict: a pure function. No I/O, no clock, no kernel.
 
 mod attached;
+pub mod cluster;
 mod conclude;
 pub mod datapath;
+pub mod diff;
 pub mod expect;
 mod findings;
+pub mod journey;
+pub mod observed;
 pub mod programmed;
 mod simulated;
 mod stack;
@@ -23,7 +27,7 @@ pub use simulated::{Control, SimulatedPath, SimulationSummary};
 use crate::evidence::{Evidence, Subject, VipQuery, tables::Tables};
 
 /// Whether something is served.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Served {
     /// Yes.
@@ -48,7 +52,7 @@ impl fmt::Display for Served {
 }
 
 /// What becomes of a packet on a path.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// Destination rewritten to a backend in BPF, before any neighbour look-up.
@@ -178,6 +182,9 @@ pub struct Judgement {
     pub collected: String,
     /// The verdict.
     pub verdict: Verdict,
+    /// What was observed of real packets, if any were watched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed: Option<observed::Observation>,
     /// What is programmed.
     pub programmed: Programmed,
     /// What was simulated, where that was asked for.
@@ -242,8 +249,16 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let tables = Tables::for_vip(evidence, query.address);
     let programmed = Programmed::new(evidence, &tables, &query);
     let facts = attached::Facts::new(evidence, query.address);
-    let paths = walk::paths(evidence, &tables, &programmed, &query, &facts);
-    let findings = findings::find(evidence, &tables, &programmed, &query, &paths, &facts);
+    let mut paths = walk::paths(evidence, &tables, &programmed, &query, &facts);
+    // What real packets prove comes last: it is the best proof there is.
+    let observed = observed::apply(evidence, &query, &programmed, &mut paths);
+    let mut findings = findings::find(evidence, &tables, &programmed, &query, &paths, &facts);
+    let observed = observed.map(|(observation, found)| {
+        findings.retain(|finding| !observed::outdated(finding, &observation, &paths));
+        findings.extend(found);
+        findings.sort_by_key(|finding| finding.severity);
+        observation
+    });
     let (served, sentence) =
         conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
     Judgement {
@@ -251,8 +266,12 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
         node: evidence.host.name.clone(),
         collected: evidence.time.ended.clone(),
         verdict: Verdict { served, sentence, paths, findings },
+        observed,
         programmed,
-        simulation: evidence.simulation.as_ref().map(SimulationSummary::new),
+        simulation: evidence
+            .simulation
+            .as_ref()
+            .map(|simulation| SimulationSummary::new(evidence, simulation)),
         not_measured: evidence
             .sources
             .iter()
@@ -261,7 +280,9 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
                 Some(reason) => format!("{}: {reason}", source.what),
                 None => source.what.clone(),
             })
-            .chain(evidence.simulation.iter().flat_map(simulated::not_simulated))
+            .chain(
+                evidence.simulation.iter().flat_map(|one| simulated::not_simulated(evidence, one)),
+            )
             .collect(),
     }
 }

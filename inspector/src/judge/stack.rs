@@ -269,6 +269,13 @@ pub(super) fn backend_address(text: Option<&str>) -> Option<IpAddr> {
     address.trim_start_matches('[').trim_end_matches(']').parse().ok()
 }
 
+/// Address and port of `10.0.0.1:80/TCP` or `[fd00::1]:80`.
+pub(super) fn backend_endpoint(text: Option<&str>) -> Option<(IpAddr, u16)> {
+    let place = text?.split('/').next()?;
+    let (_, port) = place.rsplit_once(':')?;
+    Some((backend_address(text)?, port.parse().ok()?))
+}
+
 fn next_hop(evidence: &Evidence, backend: IpAddr) -> Hop {
     let alive = |text: String| Hop { text, dead: false };
     let Some(network) = &evidence.network else {

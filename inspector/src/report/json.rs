@@ -29,3 +29,28 @@ pub fn write(
     serde_json::to_writer_pretty(&mut *out, &document)?;
     out.write_all(b"\n")
 }
+
+/// Writes several judgements as one JSON document.
+///
+/// # Errors
+/// The error of the writer.
+pub fn write_all<'a>(
+    judgements: impl Iterator<Item = (&'a Judgement, &'a [Checked])>,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    #[derive(Serialize)]
+    struct All<'a> {
+        schema: &'static str,
+        vips: Vec<Document<'a>>,
+    }
+
+    let vips = judgements
+        .map(|(judgement, expectations)| Document {
+            schema: "inspector.vip/1",
+            judgement,
+            expectations,
+        })
+        .collect();
+    serde_json::to_writer_pretty(&mut *out, &All { schema: "inspector.check/1", vips })?;
+    out.write_all(b"\n")
+}

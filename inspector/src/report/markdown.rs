@@ -2,9 +2,12 @@
 
 use std::io::{self, Write};
 
-use super::table::{announced, details, served, slots};
+use super::{
+    picture::mermaid,
+    table::{announced, details, served, slots},
+};
 use crate::judge::{
-    Judgement, PathVerdict, SimulationSummary,
+    Grade, Judgement, PathVerdict, SimulationSummary,
     expect::{Checked, Met},
     programmed::Programmed,
 };
@@ -25,6 +28,52 @@ pub(super) fn escape(text: &str) -> String {
     escaped
 }
 
+/// The claim that a record is about.
+pub(super) fn claim_of(judgement: &Judgement, expectations: &[Checked]) -> String {
+    if expectations.is_empty() {
+        return format!("clients of {} are served on {}", judgement.vip, judgement.node);
+    }
+    let claims: Vec<&str> = expectations.iter().map(|one| one.claim.as_str()).collect();
+    format!("of {} on {}: {}", judgement.vip, judgement.node, claims.join(", "))
+}
+
+/// How the paths were proved, and what was held against the proof.
+pub(super) fn control_of(judgement: &Judgement) -> String {
+    let count =
+        |grade: Grade| judgement.verdict.paths.iter().filter(|path| path.grade == grade).count();
+    let (programmed, simulated, observed) =
+        (count(Grade::Programmed), count(Grade::Simulated), count(Grade::Observed));
+    let mut parts = Vec::new();
+    if programmed > 0 {
+        parts.push(format!(
+            "no control: programmed only ({programmed} paths): derived from maps, attached programs, \
+             routes and neighbours; no packet was sent or seen"
+        ));
+    }
+    if simulated > 0 {
+        parts.push(format!("{simulated} paths simulated, each with a control"));
+    }
+    for path in &judgement.verdict.paths {
+        if let Some(one) = &path.simulated {
+            let control = &one.control;
+            parts.push(format!(
+                "{} {}: {} packets came to {}; control: the same to {}, which is no frontend: {}{}",
+                path.frontend,
+                path.path,
+                one.packets,
+                one.came(),
+                control.destination,
+                control.result,
+                if control.good { "" } else { ": failed, no proof" }
+            ));
+        }
+    }
+    if observed > 0 {
+        parts.push(format!("{observed} paths observed: packets were seen"));
+    }
+    if parts.is_empty() { "no path was judged".to_owned() } else { parts.join("; ") }
+}
+
 /// Writes a judgement; `sha256` is that of the evidence it rests on.
 ///
 /// # Errors
@@ -35,7 +84,7 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, simulation, not_measured } =
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
         judgement;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
@@ -44,6 +93,10 @@ pub fn write(
         "Served: {}. Collected {collected}; maps as of Cilium {}. Evidence SHA-256 `{sha256}`.\n",
         verdict.served, programmed.release
     )?;
+    writeln!(out, "## Claim, proof, control\n")?;
+    writeln!(out, "- Claim: {}", escape(&claim_of(judgement, expectations)))?;
+    writeln!(out, "- Verdict: served: {}", verdict.served)?;
+    writeln!(out, "- Control: {}\n", escape(&control_of(judgement)))?;
     write_programmed(programmed, out)?;
     writeln!(out, "Announced here: {}.\n", escape(&announced(&programmed.announcement)))?;
     if !verdict.paths.is_empty() {
@@ -63,6 +116,12 @@ pub fn write(
             )?;
         }
         writeln!(out)?;
+    }
+    if !verdict.paths.is_empty() {
+        writeln!(out, "## The packet's way\n\n```mermaid\n{}```\n", mermaid(judgement))?;
+    }
+    if let Some(observed) = observed {
+        super::journeys::write_markdown(observed, out)?;
     }
     if let Some(simulation) = simulation {
         write_simulated(&verdict.paths, simulation, out)?;
@@ -114,6 +173,9 @@ fn write_simulated(
 ) -> io::Result<()> {
     writeln!(out, "## Simulated\n")?;
     writeln!(out, "{}.\n", escape(&simulation.to_string()))?;
+    for line in &simulation.not_simulated {
+        writeln!(out, "- Not: {}", escape(line.strip_prefix("simulation of ").unwrap_or(line)))?;
+    }
     let mut simulated =
         paths.iter().filter_map(|path| Some((path, path.simulated.as_ref()?))).peekable();
     if simulated.peek().is_none() {

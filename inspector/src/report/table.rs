@@ -4,6 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 
+use super::journeys;
 use crate::{
     cilium::services::Scope,
     judge::{
@@ -36,7 +37,7 @@ pub fn write(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, programmed, simulation, not_measured } =
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
         judgement;
     writeln!(out, "{}", sentence(verdict.served, &verdict.sentence, style))?;
     if style.quiet {
@@ -51,6 +52,10 @@ pub fn write(
     if !verdict.paths.is_empty() {
         writeln!(out)?;
         write_paths(&verdict.paths, style, out)?;
+    }
+    if let Some(observed) = observed {
+        writeln!(out)?;
+        journeys::write_observation(observed, style, out)?;
     }
     if let Some(simulation) = simulation {
         writeln!(out)?;
@@ -88,10 +93,14 @@ fn write_simulated(
                 1 => "1 from".to_owned(),
                 packets => format!("{packets} from"),
             };
+            // No client of those that the frontend lets through could be simulated.
+            let alone =
+                simulated.denied.as_ref().is_some_and(|denied| denied.source == simulated.source);
+            let outside = if alone { "outside the ranges " } else { "" };
             table.add_row([
                 port(&path.frontend).to_owned(),
                 path.device.clone().unwrap_or_default(),
-                format!("{number} {}", simulated.source),
+                format!("{number} {outside}{}", simulated.source),
                 simulated.came(),
             ]);
             let others = [
@@ -122,6 +131,10 @@ fn write_simulated(
     }
     let mut table = new_table(style);
     table.add_row(["Simulated:".to_owned(), simulation.to_string()]);
+    for line in &simulation.not_simulated {
+        let line = line.strip_prefix("simulation of ").unwrap_or(line);
+        table.add_row(["NOT:".to_owned(), line.to_owned()]);
+    }
     print(&table, out)
 }
 

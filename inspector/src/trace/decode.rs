@@ -117,6 +117,7 @@ pub(super) fn sighting(
         mark: (flags & FLAG_MARK != 0).then_some(mark),
         detail,
         flow,
+        asked: None,
         headers: Some(headers).filter(|headers| !headers.is_empty()).map(Into::into),
     })
 }

@@ -9,9 +9,11 @@ mod clsact;
 mod decode;
 mod device;
 mod error;
+pub mod journey;
 mod neighbours;
 pub mod observe;
 mod offsets;
+pub mod pcapng;
 pub mod sighting;
 
 pub use error::TraceError;

@@ -111,6 +111,7 @@ fn notification(kind: u16, body: &[u8], now: u64) -> Option<Sighting> {
         mark: None,
         detail: (kind == DELETED).then(|| "the entry is deleted".to_owned()),
         flow: None,
+        asked: None,
         headers: None,
     })
 }

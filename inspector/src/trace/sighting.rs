@@ -87,7 +87,8 @@ pub struct Sighting {
     /// The packet's headers as they were at this hook.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub packet: Option<Packet>,
-    /// The neighbour that this is about.
+    /// The neighbour that this is about. At the tc hooks, without a packet: the address that an ARP
+    /// or NDP packet asks for or answers for; `detail` is then `request` or `reply`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub neighbour: Option<Neighbour>,
     /// The packet's mark.
@@ -100,6 +101,10 @@ pub struct Sighting {
     /// cannot be seen. `ifindex` is then the device that the answer names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flow: Option<Flow>,
+    /// Where the socket that sent the packet asked to go, where the observer knows that it is
+    /// elsewhere than the packet says: address and port before a translation at connect.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<(IpAddr, u16)>,
     /// The bytes that `packet` was read from: from the IP header (or the ARP packet) on, headers
     /// alone. They are for captures and stay out of JSON.
     #[serde(skip)]

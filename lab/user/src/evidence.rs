@@ -77,6 +77,7 @@ pub fn evidence(capture: &Capture, query: VipQuery) -> Result<Evidence, CaptureE
             &names,
         )),
         network: Some(network(capture, &json("ip-addr.json")?, &json("ip-neigh.json")?, query)?),
+        trace: None,
         sources: Vec::new(),
         simulation: None,
         verdict: None,

@@ -89,6 +89,14 @@ finding_ids! {
     FrontendSlotDangling = "frontend-slot-dangling", Error;
     /// This node answers for the VIP, policy Local, and has no backend.
     AnnouncedNoLocalBackend = "announced-no-local-backend", Error;
+    /// No node answers for the VIP (several nodes).
+    AnnouncedNowhere = "announced-nowhere", Error;
+    /// More than one node answers for the VIP (several nodes).
+    AnnouncedTwice = "announced-twice", Error;
+    /// A backend is not on the node that should have it (several nodes).
+    BackendNotOnItsNode = "backend-not-on-its-node", Error;
+    /// Nodes have the Service in different states (several nodes).
+    NodesDiffer = "nodes-differ", Warning;
     /// The reverse NAT entry is missing or restores something else.
     ReverseNatMissing = "reverse-nat-missing", Error;
     /// Source ranges are checked and let nobody through.
@@ -109,6 +117,16 @@ finding_ids! {
     BackendUnreachable = "backend-unreachable", Error;
     /// This node answers for the VIP on a device that is down.
     CarrierDownAnnouncing = "carrier-down-announcing", Error;
+    /// Packets are translated, and the backend refuses.
+    BackendRefuses = "backend-refuses", Error;
+    /// Packets are translated, and the backend does not answer.
+    BackendSilent = "backend-silent", Error;
+    /// The VIP is asked for where this node has a responder entry, and nothing answers.
+    AnnounceSilent = "announce-silent", Error;
+    /// A better proof contradicts a worse one.
+    ProofConflict = "proof-conflict", Warning;
+    /// Not everything that happened was seen.
+    EventsLost = "events-lost", Warning;
     /// A frontend is in the maps and not in the agent.
     GhostFrontend = "ghost-frontend", Warning;
     /// A pinned link holds nothing.
@@ -125,8 +143,6 @@ finding_ids! {
     TwoBpffs = "two-bpffs", Warning;
     /// External and internal scope have different backends.
     ScopesDiffer = "scopes-differ", Warning;
-    /// A better proof contradicts a weaker one.
-    ProofConflict = "proof-conflict", Warning;
     /// A terminating backend is still in a slot.
     BackendTerminating = "backend-terminating", Warning;
     /// Flag bits without a meaning.
@@ -152,6 +168,30 @@ finding_ids! {
 impl fmt::Display for FindingId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
+    }
+}
+
+impl FindingId {
+    /// What several nodes together show.
+    pub const OF_SEVERAL_NODES: &[Self] = &[
+        Self::AnnouncedNowhere,
+        Self::AnnouncedTwice,
+        Self::AnnouncedNoLocalBackend,
+        Self::FrontendNoBackends,
+        Self::BackendNotOnItsNode,
+        Self::NodesDiffer,
+    ];
+
+    /// Whether one node alone can never show it.
+    #[must_use]
+    pub fn takes_several_nodes(self) -> bool {
+        matches!(
+            self,
+            Self::AnnouncedNowhere
+                | Self::AnnouncedTwice
+                | Self::BackendNotOnItsNode
+                | Self::NodesDiffer
+        )
     }
 }
 

@@ -1,0 +1,336 @@
+//! `inspect lint` on a tree like the one behind the first story: four Services that may be
+//! announced from a node without a backend, one `DaemonSet` that is everywhere. Needs no root.
+
+use std::{
+    fs,
+    io::Write,
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn tree() -> PathBuf {
+    PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/manifests/homelab"))
+}
+
+/// A copy of the tree that a test may change.
+fn copy() -> TempDir {
+    fn copy_into(from: &Path, to: &Path) {
+        fs::create_dir_all(to).expect("mkdir");
+        for entry in fs::read_dir(from).expect("a folder") {
+            let entry = entry.expect("an entry");
+            let target = to.join(entry.file_name());
+            if entry.path().is_dir() {
+                copy_into(&entry.path(), &target);
+            } else {
+                fs::copy(entry.path(), target).expect("a copy");
+            }
+        }
+    }
+    let folder = TempDir::new().expect("a folder");
+    copy_into(&tree(), folder.path());
+    folder
+}
+
+fn lint(folder: &Path, arguments: &[&str]) -> Output {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_inspect"));
+    command.arg("lint").args(arguments).current_dir(folder).stdin(Stdio::null());
+    let output = command.output().expect("the program runs");
+    assert!(!String::from_utf8_lossy(&output.stderr).contains("panicked"), "{output:?}");
+    output
+}
+
+fn text(bytes: &[u8]) -> &str {
+    std::str::from_utf8(bytes).expect("UTF-8")
+}
+
+fn json(output: &Output) -> Value {
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"))
+}
+
+/// The state of each Service, by name.
+fn states(report: &Value) -> Vec<(String, String)> {
+    let word = |value: &Value| value.as_str().expect("text").to_owned();
+    let services = report["services"].as_array().expect("services");
+    let mut all: Vec<_> =
+        services.iter().map(|one| (word(&one["service"]), word(&one["state"]))).collect();
+    all.sort();
+    all
+}
+
+fn change(path: &Path, from: &str, to: &str) {
+    let before = fs::read_to_string(path).expect("a file");
+    assert!(before.contains(from), "{} has no `{from}`", path.display());
+    fs::write(path, before.replace(from, to)).expect("a file");
+}
+
+const FLAGGED: [&str; 4] =
+    ["games/minecraft-tcp", "games/minecraft-udp", "gateway/proxy", "monitoring/syslog"];
+
+#[test]
+fn four_services_are_flagged_before_the_fix_and_none_after() {
+    let folder = copy();
+    let output = lint(folder.path(), &["-o", "json", "."]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report = json(&output);
+    let mut found: Vec<_> = report["findings"]
+        .as_array()
+        .expect("findings")
+        .iter()
+        .map(|one| {
+            assert_eq!(one["id"], "announced-no-local-backend");
+            one["service"].as_str().expect("text").to_owned()
+        })
+        .collect();
+    found.sort();
+    assert_eq!(found, FLAGGED);
+    let state = |name: &str| states(&report).into_iter().find(|one| one.0 == name).expect("it").1;
+    assert_eq!(state("dns/resolver"), "good", "the DaemonSet is on every node: {report:#}");
+    assert_eq!(state("monitoring/cloud"), "not-announced", "{report:#}");
+    // Each names the line of the policy, in the folder where it is.
+    let place = &report["findings"][0]["location"];
+    assert_eq!((&place["path"], &place["line"]), (&"./games/services.yaml".into(), &10.into()));
+
+    for file in ["games/services.yaml", "gateway/proxy.yaml", "monitoring/syslog.yaml"] {
+        change(
+            &folder.path().join(file),
+            "externalTrafficPolicy: Local",
+            "externalTrafficPolicy: Cluster",
+        );
+    }
+    let output = lint(folder.path(), &["-o", "json", "."]);
+    assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let report = json(&output);
+    assert_eq!(report["findings"], Value::Array(Vec::new()));
+    assert_eq!(state_of(&report, "dns/resolver"), "good");
+}
+
+fn state_of(report: &Value, name: &str) -> String {
+    states(report).into_iter().find(|one| one.0 == name).expect("it").1
+}
+
+#[test]
+fn the_exemption_holds_only_where_the_daemonset_is_sure_to_run() {
+    let resolver = |from: &str, to: &str, policy: Option<(&str, &str)>| {
+        let folder = copy();
+        change(&folder.path().join("dns/resolver.yaml"), from, to);
+        if let Some((from, to)) = policy {
+            change(&folder.path().join("network/l2-policy.yaml"), from, to);
+        }
+        let output = lint(folder.path(), &["-o", "json", "."]);
+        let report = json(&output);
+        let services = report["services"].as_array().expect("services");
+        let one = services.iter().find(|one| one["service"] == "dns/resolver").expect("it");
+        (
+            one["state"].as_str().expect("text").to_owned(),
+            one["why"].as_str().expect("text").to_owned(),
+        )
+    };
+    let linux = "kubernetes.io/os: linux";
+    // Fewer nodes than the policy selects.
+    let (state, why) = resolver(linux, "pool: edge", None);
+    assert!(state == "flagged" && why.contains("pool=edge"), "{why}");
+    // The policy selects the same.
+    let edge = "- {key: pool, operator: In, values: [edge]}\n      - key: node-role";
+    let (state, why) = resolver(linux, "pool: edge", Some(("- key: node-role", edge)));
+    assert!(state == "good", "{why}");
+    // The policy lets control-plane nodes announce.
+    let all = Some(("operator: DoesNotExist", "operator: Exists"));
+    let (state, why) = resolver(linux, linux, all);
+    assert!(state == "flagged" && why.contains("control-plane"), "{why}");
+    // The DaemonSet tolerates everything.
+    let tolerates = "kubernetes.io/os: linux}\n      tolerations: [{operator: Exists}";
+    let (state, why) = resolver("kubernetes.io/os: linux}", &format!("{tolerates}]"), all);
+    assert!(state == "good", "{why}");
+    // Other pods decide where its pods go: not computed, and said.
+    let affinity = "kubernetes.io/os: linux}\n      affinity: {podAntiAffinity: \
+                    {requiredDuringSchedulingIgnoredDuringExecution: [{topologyKey: zone}]}}";
+    let (state, why) = resolver("kubernetes.io/os: linux}", affinity, None);
+    assert!(state == "flagged" && why.contains("podAntiAffinity"), "{why}");
+    // Another namespace than the Service's.
+    let (state, why) = resolver(
+        "name: resolver, namespace: dns}\nspec:\n  selector",
+        "name: resolver, namespace: other}\nspec:\n  selector",
+        None,
+    );
+    assert!(state == "flagged" && why.contains("no workload"), "{why}");
+}
+
+#[test]
+fn nodes_in_the_tree_are_held_against_one_by_one() {
+    let folder = copy();
+    let nodes = folder.path().join("nodes.yaml");
+    let list = |extra: &str| {
+        format!(
+            "apiVersion: v1\nkind: NodeList\nitems:\n  - apiVersion: v1\n    kind: Node\n    \
+             metadata: {{name: n1, labels: {{kubernetes.io/os: linux}}}}\n  - apiVersion: v1\n    \
+             kind: Node\n    metadata: {{name: n2, labels: {{kubernetes.io/os: linux}}}}\n{extra}"
+        )
+    };
+    fs::write(&nodes, list("")).expect("a file");
+    let report = json(&lint(folder.path(), &["-o", "json", "."]));
+    assert_eq!(state_of(&report, "dns/resolver"), "good", "{report:#}");
+    fs::write(&nodes, list("    spec: {taints: [{key: gpu, effect: NoSchedule}]}\n"))
+        .expect("a file");
+    let report = json(&lint(folder.path(), &["-o", "json", "."]));
+    assert_eq!(state_of(&report, "dns/resolver"), "flagged", "{report:#}");
+    let said = serde_json::to_string(&report).expect("JSON");
+    assert!(said.contains("taint gpu of node n2"), "{said}");
+}
+
+#[test]
+fn nothing_to_hold_against_the_rule_is_no_pass() {
+    let folder = copy();
+    for (remove, says) in [
+        ("network", "no CiliumL2AnnouncementPolicy that announces"),
+        ("games", ""),
+        ("gateway", ""),
+        ("dns", ""),
+        ("monitoring", "neither a Service"),
+    ] {
+        fs::remove_dir_all(folder.path().join(remove)).expect("removed");
+        let output = lint(folder.path(), &["."]);
+        assert_eq!(output.status.code(), Some(3), "{output:?}");
+        assert!(text(&output.stdout).contains(says), "{output:?}");
+    }
+    // A policy alone, and one that announces nothing.
+    let folder = copy();
+    let output = lint(folder.path(), &["network"]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stdout).contains("no Service of type LoadBalancer"), "{output:?}");
+    let policy = folder.path().join("network/l2-policy.yaml");
+    change(&policy, "loadBalancerIPs: true", "loadBalancerIPs: false");
+    let output = lint(folder.path(), &["."]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stdout).contains("policy lan announces nothing"), "{output:?}");
+}
+
+#[test]
+fn malformed_yaml_names_file_and_line() {
+    let folder = copy();
+    fs::write(folder.path().join("broken.yaml"), "a: 1\nb: [1, 2\nc: 3\n").expect("a file");
+    let output = lint(folder.path(), &["."]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert_eq!(text(&output.stdout), "", "{output:?}");
+    assert!(text(&output.stderr).starts_with("inspect: ./broken.yaml:3: column"), "{output:?}");
+    // Each such file is named.
+    fs::write(folder.path().join("twice.yaml"), "kind: A\napiVersion: v1\nkind: B\n").expect("it");
+    let output = lint(folder.path(), &["."]);
+    assert_eq!(text(&output.stderr).lines().count(), 2, "{output:?}");
+    assert!(text(&output.stderr).contains("./twice.yaml:3: the key `kind`"), "{output:?}");
+    fs::write(folder.path().join("latin.yaml"), b"a: 1\nb: \xe9\n").expect("a file");
+    let output = lint(folder.path(), &["latin.yaml"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains("latin.yaml:2: the file is not UTF-8"), "{output:?}");
+    let output = lint(folder.path(), &["gone"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains("cannot read gone"), "{output:?}");
+}
+
+#[test]
+fn templates_are_said_and_not_guessed_and_rendered_ones_are_read_from_standard_input() {
+    let folder = copy();
+    let chart = folder.path().join("chart/templates");
+    fs::create_dir_all(&chart).expect("mkdir");
+    fs::write(folder.path().join("chart/Chart.yaml"), "apiVersion: v2\nname: x\n").expect("it");
+    let template = "{{- if .Values.lb }}\napiVersion: v1\nkind: Service\nmetadata: {name: {{ .Release.Name }}}\n{{- end }}\n";
+    fs::write(chart.join("service.yaml"), template).expect("a file");
+    let report = json(&lint(folder.path(), &["-o", "json", "."]));
+    let said = report["not_judged"].to_string();
+    assert!(said.contains("chart/templates/service.yaml: a template"), "{said}");
+
+    let rendered = "---\n# Source: x/templates/service.yaml\napiVersion: v1\nkind: \
+                    Service\nmetadata: {name: late}\nspec: {type: LoadBalancer, \
+                    externalTrafficPolicy: Local}\n";
+    let mut child = Command::new(env!("CARGO_BIN_EXE_inspect"))
+        .args(["lint", "network", "-", "-o", "json"])
+        .current_dir(folder.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the program runs");
+    child.stdin.take().expect("a pipe").write_all(rendered.as_bytes()).expect("it reads");
+    let output = child.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let report = json(&output);
+    assert_eq!(report["findings"][0]["service"], "default/late");
+    assert_eq!(report["findings"][0]["location"]["path"], "(standard input)");
+}
+
+#[test]
+fn a_policy_that_is_not_rendered_is_not_guessed() {
+    let folder = copy();
+    for file in ["games/services.yaml", "gateway/proxy.yaml", "monitoring/syslog.yaml"] {
+        change(
+            &folder.path().join(file),
+            "externalTrafficPolicy: Local",
+            "externalTrafficPolicy: ${POLICY}",
+        );
+    }
+    let output = lint(folder.path(), &["."]);
+    assert_eq!(output.status.code(), Some(3), "{output:?}");
+    assert!(text(&output.stdout).contains("not rendered"), "{output:?}");
+}
+
+/// Every form says the same of the same tree.
+#[test]
+fn every_form_names_the_same_services() {
+    let folder = tree();
+    for form in ["table", "json", "markdown", "junit", "sarif", "github"] {
+        let output = lint(&folder, &["-o", form, "."]);
+        assert_eq!(output.status.code(), Some(1), "{form}: {output:?}");
+        let shown = text(&output.stdout).replace('\\', "");
+        for name in FLAGGED {
+            assert!(shown.contains(name), "{form} does not name {name}: {shown}");
+        }
+        assert!(shown.contains("announced-no-local-backend"), "{form}: {shown}");
+        assert!(shown.contains("games/services.yaml"), "{form}: {shown}");
+    }
+}
+
+#[test]
+fn junit_and_sarif_are_what_readers_of_them_take() {
+    let output = lint(&tree(), &["-o", "junit", "."]);
+    let document = roxmltree::Document::parse(text(&output.stdout)).expect("XML");
+    let root = document.root_element();
+    let failed: Vec<_> = document
+        .descendants()
+        .filter(|node| node.has_tag_name("failure"))
+        .filter_map(|node| node.parent()?.attribute("name"))
+        .collect();
+    assert_eq!(root.attribute("failures"), Some("4"));
+    assert_eq!(failed.len(), 4, "{failed:?}");
+    let cases = document.descendants().filter(|node| node.has_tag_name("testcase")).count();
+    assert_eq!(root.attribute("tests"), Some(cases.to_string().as_str()));
+
+    let report = json(&lint(&tree(), &["-o", "sarif", "."]));
+    let run = &report["runs"][0];
+    assert_eq!(
+        (&report["version"], &run["tool"]["driver"]["name"]),
+        (&"2.1.0".into(), &"inspect".into())
+    );
+    let results = run["results"].as_array().expect("results");
+    assert_eq!(results.len(), 4);
+    for result in results {
+        let place = &result["locations"][0]["physicalLocation"];
+        let file = place["artifactLocation"]["uri"].as_str().expect("a path");
+        let line = place["region"]["startLine"].as_u64().expect("a line");
+        let content = fs::read_to_string(tree().join(file)).expect("the file");
+        let row = content.lines().nth(usize::try_from(line).expect("a line") - 1).expect("a line");
+        assert!(row.contains("externalTrafficPolicy: Local"), "{file}:{line}: {row}");
+    }
+}
+
+#[test]
+fn what_is_asked_in_vain_is_refused() {
+    let output = lint(&tree(), &["--from", "x.json", "."]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let output = Command::new(env!("CARGO_BIN_EXE_inspect"))
+        .args(["doctor", "-o", "sarif"])
+        .output()
+        .expect("the program runs");
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).contains("use one of table, json, markdown"), "{output:?}");
+}
