@@ -497,7 +497,7 @@ fn status(tier: Tier, attached: Vec<String>, missing: Vec<(String, String)>) -> 
 }
 
 /// The program that watches a device.
-fn classifier(device: &Device, direction: Direction) -> &'static str {
+fn classifier(device: Device, direction: Direction) -> &'static str {
     match (direction, device.link) {
         (Direction::Ingress, LinkLayer::Ethernet) => "inspect_tc_in",
         (Direction::Ingress, LinkLayer::None) => "inspect_l3_in",
@@ -514,7 +514,7 @@ fn programs(
 ) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     if plan.tiers.contains(&Tier::Tc) {
-        names.extend(wanted.iter().map(|one| classifier(&one.1, one.2).to_owned()));
+        names.extend(wanted.iter().map(|one| classifier(one.1, one.2).to_owned()));
     }
     let is_readable = kernel.is_some_and(|kernel| kernel.base.is_none());
     let traces = is_readable && plan.tiers.contains(&Tier::Tracepoint);
@@ -567,7 +567,7 @@ fn attach_tc(
             Direction::Ingress => ("ingress", TcAttachType::Ingress),
             Direction::Egress => ("egress", TcAttachType::Egress),
         };
-        let program = classifier(device, *direction);
+        let program = classifier(*device, *direction);
         let how = if clsact.is_some() { "clsact" } else { "tcx" };
         let hook = format!("{name} {word} ({how})");
         let result = loaded::<SchedClassifier>(ebpf, program, SchedClassifier::load).and_then(
