@@ -17,7 +17,12 @@ use inspector_lab::{Lab, Ns};
 
 /// Where the programs of netfilter are: `/`, or the folder into which set-up unpacked them.
 fn root() -> PathBuf {
-    let is_there = |root: &PathBuf| root.join("usr/sbin/iptables-nft-save").exists();
+    // All of them, as set-up has it: a machine may have iptables and no nft.
+    let is_there = |root: &PathBuf| {
+        ["iptables-nft-save", "ip6tables-nft-save", "nft"]
+            .iter()
+            .all(|tool| root.join("usr/sbin").join(tool).exists())
+    };
     let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME").or_else(|| set("HOME").map(|home| home.join(".cache")));
     let tools = set("INSPECTOR_TOOLS").or_else(|| cache.map(|cache| cache.join("inspector-tools")));
