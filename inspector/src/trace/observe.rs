@@ -114,6 +114,10 @@ impl Default for Plan {
 pub struct TierStatus {
     /// The tier.
     pub tier: Tier,
+    /// The hooks of which everything is reported, each with the indexes of its devices, or nothing
+    /// for every device of the network namespace. A hook that is attached for one address family
+    /// alone is not among them: its silence proves nothing.
+    pub hooks: Vec<(Hook, Option<Vec<u32>>)>,
     /// What is attached: `eno1 ingress (tcx)`, `neigh_create`, ….
     pub attached: Vec<String>,
     /// What is not, though the tier has it: the hook and the reason.
@@ -135,21 +139,24 @@ pub struct HookCount {
     pub lost: u64,
 }
 
-/// Tracepoints, and what their programs have to know of the kernel.
-const TRACEPOINTS: [(&str, Needs); 13] = [
-    ("neigh_create", Needs::Base),
-    ("neigh_event_send_done", Needs::Base),
-    ("neigh_event_send_dead", Needs::Base),
-    ("neigh_update", Needs::Base),
-    ("neigh_timer_handler", Needs::Base),
-    ("fib_table_lookup", Needs::Fib4),
-    ("fib6_table_lookup", Needs::Fib6),
-    ("netif_receive_skb", Needs::Base),
-    ("net_dev_queue", Needs::Base),
-    ("net_dev_start_xmit", Needs::Base),
-    ("kfree_skb", Needs::Base),
-    ("tcp_send_reset", Needs::Base),
-    ("icmp_send", Needs::Base),
+const NO_PROGRAM_TIER: &str =
+    "this version does not trace the entry and exit of Cilium's own programs";
+
+/// Tracepoints, what their programs have to know of the kernel, and the hook that each is.
+const TRACEPOINTS: [(&str, Needs, Hook); 13] = [
+    ("neigh_create", Needs::Base, Hook::NeighCreate),
+    ("neigh_event_send_done", Needs::Base, Hook::NeighResolve),
+    ("neigh_event_send_dead", Needs::Base, Hook::NeighDead),
+    ("neigh_update", Needs::Base, Hook::NeighUpdate),
+    ("neigh_timer_handler", Needs::Base, Hook::NeighUpdate),
+    ("fib_table_lookup", Needs::Fib4, Hook::Route),
+    ("fib6_table_lookup", Needs::Fib6, Hook::Route),
+    ("netif_receive_skb", Needs::Base, Hook::Receive),
+    ("net_dev_queue", Needs::Base, Hook::Queue),
+    ("net_dev_start_xmit", Needs::Base, Hook::Transmit),
+    ("kfree_skb", Needs::Base, Hook::Drop),
+    ("tcp_send_reset", Needs::Base, Hook::TcpReset),
+    ("icmp_send", Needs::Base, Hook::IcmpSend),
 ];
 
 /// What a tracepoint's program has to know of the kernel.
@@ -164,32 +171,38 @@ enum Needs {
 /// is taken; and the tracepoint that says it better, where that is attached.
 struct Probe {
     program: &'static str,
+    hook: Hook,
     functions: &'static [&'static str],
     unless: Option<&'static str>,
 }
 
-const fn probe(program: &'static str, functions: &'static [&'static str]) -> Probe {
-    Probe { program, functions, unless: None }
+const fn probe(
+    program: &'static str,
+    hook: Hook,
+    functions: &'static [&'static str],
+) -> Probe {
+    Probe { program, hook, functions, unless: None }
 }
 
 const PROBES: [Probe; 13] = [
-    probe("kp_neigh_resolve", &["__neigh_event_send", "neigh_resolve_output"]),
-    probe("kp_neigh_solicit", &["arp_solicit"]),
-    probe("kp_neigh_solicit", &["ndisc_solicit"]),
-    probe("kp_route", &["ip_route_input_noref", "ip_rcv_finish"]),
-    probe("kp_route", &["ip6_route_input", "ip6_rcv_finish"]),
-    probe("kp_local_deliver", &["ip_local_deliver", "ip_local_deliver_finish"]),
-    probe("kp_local_deliver", &["ip6_input", "ip6_protocol_deliver_rcu"]),
-    probe("kp_forward", &["ip_forward"]),
-    probe("kp_forward", &["ip6_forward"]),
-    Probe { program: "kp_queue", functions: &["__dev_queue_xmit"], unless: Some("net_dev_queue") },
+    probe("kp_neigh_resolve", Hook::NeighResolve, &["__neigh_event_send", "neigh_resolve_output"]),
+    probe("kp_neigh_solicit", Hook::NeighSolicit, &["arp_solicit"]),
+    probe("kp_neigh_solicit", Hook::NeighSolicit, &["ndisc_solicit"]),
+    probe("kp_route", Hook::Route, &["ip_route_input_noref", "ip_rcv_finish"]),
+    probe("kp_route", Hook::Route, &["ip6_route_input", "ip6_rcv_finish"]),
+    probe("kp_local_deliver", Hook::LocalDeliver, &["ip_local_deliver", "ip_local_deliver_finish"]),
+    probe("kp_local_deliver", Hook::LocalDeliver, &["ip6_input", "ip6_protocol_deliver_rcu"]),
+    probe("kp_forward", Hook::Forward, &["ip_forward"]),
+    probe("kp_forward", Hook::Forward, &["ip6_forward"]),
+    Probe { program: "kp_queue", hook: Hook::Queue, functions: &["__dev_queue_xmit"], unless: Some("net_dev_queue") },
     Probe {
         program: "kp_tcp_reset",
+        hook: Hook::TcpReset,
         functions: &["tcp_v4_send_reset"],
         unless: Some("tcp_send_reset"),
     },
-    Probe { program: "kp_icmp_send", functions: &["__icmp_send"], unless: Some("icmp_send") },
-    probe("kp_icmp_send", &["icmp6_send"]),
+    Probe { program: "kp_icmp_send", hook: Hook::IcmpSend, functions: &["__icmp_send"], unless: Some("icmp_send") },
+    probe("kp_icmp_send", Hook::IcmpSend, &["icmp6_send"]),
 ];
 
 /// Everything that is attached. Dropping it detaches all; so does the end of the process.
@@ -277,9 +290,10 @@ impl Observers {
             status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced));
         }
         if wants(Tier::Program) {
-            let why = "this version does not trace the entry and exit of Cilium's own programs";
+            let why = NO_PROGRAM_TIER;
             let hook = "entry and exit of Cilium's programs".to_owned();
-            status.push(self::status(Tier::Program, Vec::new(), vec![(hook, why.to_owned())]));
+            let missing = vec![(hook, why.to_owned())];
+            status.push(self::status(Tier::Program, Vec::new(), Vec::new(), missing));
         }
         Ok(Self {
             clsact,
@@ -455,13 +469,28 @@ fn fill(ebpf: &mut Ebpf, plan: &Plan) -> Result<(), TraceError> {
 }
 
 /// Puts what is attached and what is not together; one reason for all is that of the tier.
-fn status(tier: Tier, attached: Vec<String>, missing: Vec<(String, String)>) -> TierStatus {
+fn status(
+    tier: Tier,
+    hooks: Vec<(Hook, Option<Vec<u32>>)>,
+    attached: Vec<String>,
+    missing: Vec<(String, String)>,
+) -> TierStatus {
     let reason = match (&attached[..], &missing[..]) {
         ([], []) => Some("nothing was to be attached".to_owned()),
         ([], [(_, why), ..]) => Some(why.clone()),
         _ => None,
     };
-    TierStatus { tier, attached, missing, reason }
+    TierStatus { tier, hooks, attached, missing, reason }
+}
+
+/// Those of the hooks at which nothing is missing, on every device.
+fn whole(found: &[(Hook, bool)]) -> Vec<(Hook, Option<Vec<u32>>)> {
+    let hooks: BTreeSet<Hook> = found.iter().map(|(hook, _)| *hook).collect();
+    hooks
+        .into_iter()
+        .filter(|hook| found.iter().all(|(one, is_attached)| one != hook || *is_attached))
+        .map(|hook| (hook, None))
+        .collect()
 }
 
 fn attach_tc(
@@ -470,6 +499,7 @@ fn attach_tc(
     clsact: Option<&Clsact>,
 ) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
+    let mut devices: BTreeMap<Hook, Vec<u32>> = BTreeMap::new();
     for (name, device, direction) in wanted {
         let (word, kind, program) = match (direction, device.link) {
             (Direction::Ingress, LinkLayer::Ethernet) => {
@@ -503,11 +533,22 @@ fn attach_tc(
             },
         );
         match result {
-            Ok(()) => attached.push(hook),
+            Ok(()) => {
+                attached.push(hook);
+                // What leaves is also where the kernel asks for a neighbour.
+                let hooks: &[Hook] = match direction {
+                    Direction::Ingress => &[Hook::TcIngress],
+                    Direction::Egress => &[Hook::TcEgress, Hook::NeighSolicit],
+                };
+                for hook in hooks {
+                    devices.entry(*hook).or_default().push(device.ifindex);
+                }
+            }
             Err(why) => missing.push((hook, why)),
         }
     }
-    status(Tier::Tc, attached, missing)
+    let hooks = devices.into_iter().map(|(hook, indexes)| (hook, Some(indexes))).collect();
+    status(Tier::Tc, hooks, attached, missing)
 }
 
 fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
@@ -520,17 +561,21 @@ fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
         .collect();
     let hook = "notifications of neighbours".to_owned();
     match Neighbours::open(watched) {
-        Ok(socket) => (Some(socket), status(Tier::Netlink, vec![hook], Vec::new())),
+        Ok(socket) => {
+            let hooks = vec![(Hook::NeighUpdate, None)];
+            (Some(socket), status(Tier::Netlink, hooks, vec![hook], Vec::new()))
+        }
         Err(error) => {
             let why = format!("a netlink socket for notifications of neighbours: {error}");
-            (None, status(Tier::Netlink, Vec::new(), vec![(hook, why)]))
+            (None, status(Tier::Netlink, Vec::new(), Vec::new(), vec![(hook, why)]))
         }
     }
 }
 
 fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
-    for (name, needs) in TRACEPOINTS {
+    let mut found = Vec::new();
+    for (name, needs, hook) in TRACEPOINTS {
         let unknown = kernel.and_then(|kernel| match needs {
             Needs::Base => kernel.base.as_ref(),
             Needs::Fib4 => kernel.fib4.as_ref(),
@@ -546,29 +591,84 @@ fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
                     })
                 }),
         };
+        found.push((hook, result.is_ok()));
         match result {
             Ok(()) => attached.push(name.to_owned()),
             Err(why) => missing.push((name.to_owned(), why)),
         }
     }
-    status(Tier::Tracepoint, attached, missing)
+    status(Tier::Tracepoint, whole(&found), attached, missing)
 }
 
-fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -> TierStatus {
+/// Why kprobes can do nothing for us on this kernel; nothing if they can.
+fn no_kprobes(kernel: &Kernel) -> Option<String> {
     const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
-    let unusable = match kernel.and_then(|kernel| kernel.base.clone()) {
+    match kernel.base.clone() {
         None if !std::path::Path::new(TYPE).exists() => {
             Some(format!("this kernel has no kprobes ({TYPE} is not there; CONFIG_KPROBE_EVENTS)"))
         }
         other => other,
+    }
+}
+
+/// What one kind of observers can be on this node, as far as can be told without attaching it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prospect {
+    /// The kind.
+    pub tier: Tier,
+    /// How it would watch: `tcx, first in the chain`, …; or why it cannot, in one clause.
+    pub found: Result<String, String>,
+}
+
+/// What each kind of observers can be on this node, for this process and in the network namespace of
+/// this thread. It looks only: nothing is loaded or attached. `has` says whether a capability is
+/// held, and `lockdown` is the kernel's.
+#[must_use]
+pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Prospect> {
+    let lacks = |names: &[&str]| {
+        let lacking: Vec<&str> = names.iter().copied().filter(|name| !has(name)).collect();
+        (!lacking.is_empty()).then(|| format!("needs {}", lacking.join(" and ")))
     };
+    let kernel = Kernel::read();
+    let locked = (lockdown == Some("confidentiality"))
+        .then(|| "kernel lockdown (confidentiality) refuses to read kernel memory".to_owned());
+    let traced = lacks(&["CAP_BPF", "CAP_PERFMON"]).or(locked);
+    let or = |reason: Option<String>, found: &str| reason.map_or(Ok(found.to_owned()), Err);
+    let tc = match has_tcx("lo") {
+        true => "tcx, first in the chain",
+        false => "clsact, in front of Cilium's filter (tcx needs Linux 6.6)",
+    };
+    [
+        (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN"]), tc)),
+        (Tier::Netlink, Ok("notifications of neighbours".to_owned())),
+        (
+            Tier::Tracepoint,
+            or(
+                traced.clone().or_else(|| kernel.base.clone()),
+                "raw tracepoints of packets, routes, neighbours and drops",
+            ),
+        ),
+        (
+            Tier::Kprobe,
+            or(traced.or_else(|| no_kprobes(&kernel)), "functions that tracepoints do not cover"),
+        ),
+        (Tier::Program, Err(NO_PROGRAM_TIER.to_owned())),
+    ]
+    .map(|(tier, found)| Prospect { tier, found })
+    .into()
+}
+
+fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -> TierStatus {
+    let unusable = kernel.and_then(no_kprobes);
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
-    for Probe { program, functions, unless } in PROBES {
+    let mut seen = Vec::new();
+    for Probe { program, hook, functions, unless } in PROBES {
         if unless.is_some_and(|tracepoint| traced.iter().any(|name| name == tracepoint)) {
             continue;
         }
         if let Some(why) = &unusable {
             missing.push((functions[0].to_owned(), why.clone()));
+            seen.push((hook, false));
             continue;
         }
         let mut first = None;
@@ -583,12 +683,13 @@ fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -
             });
             result.map_err(|why| first.get_or_insert(why).clone()).is_ok()
         });
+        seen.push((hook, found.is_some()));
         match (found, first) {
             (Some(function), _) => attached.push((*function).to_owned()),
             (None, why) => missing.push((functions[0].to_owned(), why.unwrap_or_default())),
         }
     }
-    status(Tier::Kprobe, attached, missing)
+    status(Tier::Kprobe, whole(&seen), attached, missing)
 }
 
 /// A program of the object file, loaded into the kernel if it was not yet.
