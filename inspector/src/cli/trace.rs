@@ -4,11 +4,7 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use anyhow::bail;
 use inspector::{
-    cilium::{
-        flags::ServiceType,
-        layout::MapKind,
-        services::Scope,
-    },
+    cilium::{flags::ServiceType, layout::MapKind, services::Scope},
     collect::Question,
     evidence::{Evidence, VipQuery, tables::Tables, trace::Watched},
     judge::journey::{self, Conclusion},
@@ -59,7 +55,9 @@ pub fn run(args: &TraceArgs, options: &Resolved) -> anyhow::Result<Answer> {
             .collect(),
     };
     if queries.is_empty() {
-        bail!("this node has no address of a LoadBalancer Service: name one, as in `inspect trace ADDR`");
+        bail!(
+            "this node has no address of a LoadBalancer Service: name one, as in `inspect trace ADDR`"
+        );
     }
     let queries: Vec<VipQuery> =
         queries.into_iter().map(|query| VipQuery { source: args.source, ..query }).collect();

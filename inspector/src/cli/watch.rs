@@ -320,9 +320,9 @@ impl Progress {
         }
         self.shown = Some(Instant::now());
         let seconds = self.began.elapsed().as_secs();
-        let of = self.duration.map_or_else(String::new, |time| {
-            format!(" of {}", humantime::format_duration(time))
-        });
+        let of = self
+            .duration
+            .map_or_else(String::new, |time| format!(" of {}", humantime::format_duration(time)));
         let connections = if journeys == 1 { "connection" } else { "connections" };
         let text =
             format!("\r\x1b[Kwatching: {seconds}s{of}, {journeys} {connections}; Ctrl-C ends it");

@@ -176,11 +176,7 @@ struct Probe {
     unless: Option<&'static str>,
 }
 
-const fn probe(
-    program: &'static str,
-    hook: Hook,
-    functions: &'static [&'static str],
-) -> Probe {
+const fn probe(program: &'static str, hook: Hook, functions: &'static [&'static str]) -> Probe {
     Probe { program, hook, functions, unless: None }
 }
 
@@ -194,14 +190,24 @@ const PROBES: [Probe; 13] = [
     probe("kp_local_deliver", Hook::LocalDeliver, &["ip6_input", "ip6_protocol_deliver_rcu"]),
     probe("kp_forward", Hook::Forward, &["ip_forward"]),
     probe("kp_forward", Hook::Forward, &["ip6_forward"]),
-    Probe { program: "kp_queue", hook: Hook::Queue, functions: &["__dev_queue_xmit"], unless: Some("net_dev_queue") },
+    Probe {
+        program: "kp_queue",
+        hook: Hook::Queue,
+        functions: &["__dev_queue_xmit"],
+        unless: Some("net_dev_queue"),
+    },
     Probe {
         program: "kp_tcp_reset",
         hook: Hook::TcpReset,
         functions: &["tcp_v4_send_reset"],
         unless: Some("tcp_send_reset"),
     },
-    Probe { program: "kp_icmp_send", hook: Hook::IcmpSend, functions: &["__icmp_send"], unless: Some("icmp_send") },
+    Probe {
+        program: "kp_icmp_send",
+        hook: Hook::IcmpSend,
+        functions: &["__icmp_send"],
+        unless: Some("icmp_send"),
+    },
     probe("kp_icmp_send", Hook::IcmpSend, &["icmp6_send"]),
 ];
 

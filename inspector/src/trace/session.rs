@@ -332,9 +332,7 @@ impl Responders {
         let family = crate::evidence::tables::family_of(*vip);
         let map = LAYOUTS
             .iter()
-            .filter(|layout| {
-                layout.kind == MapKind::L2Responder && layout.family == Some(family)
-            })
+            .filter(|layout| layout.kind == MapKind::L2Responder && layout.family == Some(family))
             .find_map(|layout| maps::open(root, layout.name).ok());
         let mut found =
             Self { map, keys, cpus: host::possible_cpus().unwrap_or(1), before: BTreeMap::new() };
