@@ -191,6 +191,7 @@ pub struct VipArgs {
         require_equals = true,
         value_parser = duration
     )]
+    #[allow(clippy::option_option, reason = "how clap says: not there, without a value, with one")]
     pub trace: Option<Option<Duration>>,
     #[command(flatten)]
     pub watch: Watch,

@@ -640,9 +640,10 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
         .then(|| "kernel lockdown (confidentiality) refuses to read kernel memory".to_owned());
     let traced = lacks(&["CAP_BPF", "CAP_PERFMON"]).or(locked);
     let or = |reason: Option<String>, found: &str| reason.map_or(Ok(found.to_owned()), Err);
-    let tc = match has_tcx("lo") {
-        true => "tcx, first in the chain",
-        false => "clsact, in front of Cilium's filter (tcx needs Linux 6.6)",
+    let tc = if has_tcx("lo") {
+        "tcx, first in the chain"
+    } else {
+        "clsact, in front of Cilium's filter (tcx needs Linux 6.6)"
     };
     [
         (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN"]), tc)),

@@ -212,9 +212,9 @@ impl Session {
         stopped: Stopped,
         each: &mut dyn FnMut(&Journey, &Conclusion, &Context) -> Result<(), E>,
     ) -> Result<Trace, E> {
-        let ended_ns = now_ns();
-        // What comes faster than it can be read would keep this from coming to an end.
+        /// What comes faster than it can be read would keep this from coming to an end.
         const ROUNDS: usize = 16;
+        let ended_ns = now_ns();
         for _ in 0..ROUNDS {
             if self.read(AT_ONCE)? {
                 break;
