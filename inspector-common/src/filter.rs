@@ -51,6 +51,15 @@ const AUTHENTICATION: u8 = 51;
 const NEIGHBOUR_SOLICITATION: u8 = 135;
 
 impl Head {
+    /// No header.
+    pub const NONE: Self = Self {
+        source: Address::NONE,
+        destination: Address::NONE,
+        protocol: 0,
+        is_later: false,
+        end: 0,
+    };
+
     /// Reads the IP header that the packet begins with; nothing if there is none.
     #[inline(always)]
     pub fn read<S: Source>(packet: &S) -> Option<Self> {

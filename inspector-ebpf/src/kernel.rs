@@ -89,11 +89,14 @@ impl Copy for Packet {
     }
 }
 
-/// What a packet of interest turned out to be.
-enum Found {
-    Ip(Head),
-    /// A question for a neighbour; the headers of an IPv6 one.
-    Question(Address, Option<Head>),
+/// What a packet of interest turned out to be. Every member is always written: before Linux 6.3 the
+/// verifier refuses to copy what never was, which is what becomes of an enumeration.
+struct Found {
+    /// Zeros for ARP.
+    head: Head,
+    /// For whom a question asks; no address if it is none.
+    asks_for: Address,
+    is_arp: bool,
 }
 
 #[inline(always)]
@@ -148,16 +151,20 @@ fn find(skb: u64, place: Place) -> Option<(Packet, u16)> {
 fn look(packet: &Packet, protocol: u16) -> Option<Found> {
     if protocol == ethertype::ARP {
         let address = arp_target(packet)?;
-        return is_neighbour(&address).then_some(Found::Question(address, None));
+        return is_neighbour(&address).then_some(Found {
+            head: Head::NONE,
+            asks_for: address,
+            is_arp: true,
+        });
     }
     // The tag's ethertype stands in the place of the protocol where the tag is in the packet.
     let head = Head::read(packet)?;
     if let Some(address) = head.solicited(packet)
         && is_neighbour(&address)
     {
-        return Some(Found::Question(address, Some(head)));
+        return Some(Found { head, asks_for: address, is_arp: false });
     }
-    head.matters(packet, &Watched).then_some(Found::Ip(head))
+    head.matters(packet, &Watched).then_some(Found { head, asks_for: Address::NONE, is_arp: false })
 }
 
 /// Reports a packet at a hook, if it matters and is in the watched network namespace.
@@ -175,21 +182,20 @@ pub fn packet(tier: u8, at: u8, skb: u64, place: Place, value: Option<u32>) {
         report.value = value;
         report.flags |= inspector_common::observe::FLAG_VALUE;
     }
-    match found {
-        Found::Ip(head) => report.packet(&packet, &head),
-        Found::Question(address, head) => {
-            report.neighbour = address;
-            // Asked when it is queued; that the driver has it then says nothing new.
-            if at == hook::QUEUE {
-                report.hook = hook::NEIGH_SOLICIT;
-            }
-            if let Some(head) = head {
-                report.packet(&packet, &head);
-            } else {
-                report.flags |= FLAG_ARP;
-                report.first(&packet, ARP_LENGTH);
-            }
-        }
+    // A route is looked up for whom an ARP packet comes from and asks for, too: no packet's.
+    if found.is_arp && at == hook::ROUTE {
+        return;
+    }
+    report.neighbour = found.asks_for;
+    // Asked when it is queued; that the driver has it then says nothing new.
+    if found.asks_for.family != 0 && at == hook::QUEUE {
+        report.hook = hook::NEIGH_SOLICIT;
+    }
+    if found.is_arp {
+        report.flags |= FLAG_ARP;
+        report.first(&packet, ARP_LENGTH);
+    } else {
+        report.packet(&packet, &found.head);
     }
 }
 

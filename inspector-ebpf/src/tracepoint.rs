@@ -18,7 +18,7 @@ const REJECT: u32 = 0x200;
 macro_rules! packets {
     ($($name:ident: $skb:literal, $hook:ident, $place:ident;)*) => {$(
         #[raw_tracepoint]
-        #[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+        #[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
         pub fn $name(ctx: RawTracePointContext) -> i32 {
             packet(tier::TRACEPOINT, hook::$hook, ctx.arg($skb), Place::$place, None);
             0
@@ -34,7 +34,7 @@ packets! {
 }
 
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_kfree_skb(ctx: RawTracePointContext) -> i32 {
     let reason: u32 = ctx.arg(2);
     packet(tier::TRACEPOINT, hook::DROP, ctx.arg(0), Place::Network, Some(reason));
@@ -42,7 +42,7 @@ pub fn tp_kfree_skb(ctx: RawTracePointContext) -> i32 {
 }
 
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_icmp_send(ctx: RawTracePointContext) -> i32 {
     let (kind, code): (u8, u8) = (ctx.arg(1), ctx.arg(2));
     let value = u32::from(kind) << 8 | u32::from(code);
@@ -52,7 +52,7 @@ pub fn tp_icmp_send(ctx: RawTracePointContext) -> i32 {
 
 /// `(tbl, dev, pkey, n, exempt_from_gc)`
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_neigh_create(ctx: RawTracePointContext) -> i32 {
     let Some(address) = key_of(ctx.arg(0), ctx.arg(2)) else { return 0 };
     if is_neighbour(&address)
@@ -68,7 +68,7 @@ pub fn tp_neigh_create(ctx: RawTracePointContext) -> i32 {
 
 /// `(n, rc)`
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_neigh_event_send_done(ctx: RawTracePointContext) -> i32 {
     neighbour(tier::TRACEPOINT, hook::NEIGH_RESOLVE, ctx.arg(0), 0, None);
     0
@@ -76,7 +76,7 @@ pub fn tp_neigh_event_send_done(ctx: RawTracePointContext) -> i32 {
 
 /// `(n, rc)`
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_neigh_event_send_dead(ctx: RawTracePointContext) -> i32 {
     neighbour(tier::TRACEPOINT, hook::NEIGH_DEAD, ctx.arg(0), 0, None);
     0
@@ -84,7 +84,7 @@ pub fn tp_neigh_event_send_dead(ctx: RawTracePointContext) -> i32 {
 
 /// `(n, lladdr, new, flags, nlmsg_pid)`
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_neigh_update(ctx: RawTracePointContext) -> i32 {
     let state: u8 = ctx.arg(2);
     neighbour(tier::TRACEPOINT, hook::NEIGH_UPDATE, ctx.arg(0), 0, Some(u32::from(state)));
@@ -93,7 +93,7 @@ pub fn tp_neigh_update(ctx: RawTracePointContext) -> i32 {
 
 /// `(n, err)`: of the timer's doings only that it has given up.
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_neigh_timer_handler(ctx: RawTracePointContext) -> i32 {
     let neigh = ctx.arg(0);
     let state: u8 = member!(neigh, neigh_state);
@@ -106,7 +106,7 @@ pub fn tp_neigh_timer_handler(ctx: RawTracePointContext) -> i32 {
 /// `(tb_id, flp, nhc, err)`. A look-up that found nothing names no device, and so no network
 /// namespace: it is left to the hooks that see the packet then.
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_fib_table_lookup(ctx: RawTracePointContext) -> i32 {
     let _ = fib4(&ctx);
     0
@@ -130,7 +130,7 @@ fn fib4(ctx: &RawTracePointContext) -> Option<()> {
 
 /// `(net, res, table, flp)`
 #[raw_tracepoint]
-#[expect(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
+#[allow(clippy::needless_pass_by_value, reason = "the signature that the macro asks for")]
 pub fn tp_fib6_table_lookup(ctx: RawTracePointContext) -> i32 {
     let _ = fib6(&ctx);
     0

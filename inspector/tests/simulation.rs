@@ -309,7 +309,7 @@ fn a_foreign_program_in_front_is_not_what_was_simulated() {
     assert_eq!(fate(&ran, "443/TCP", ENO1).0, "unknown", "{ran:?}");
     absent(&ran, "proof-conflict");
     let reasons = why(&ran, "443/TCP", ENO1);
-    assert!(reasons.contains("before it was not run"), "{reasons}");
+    assert!(reasons.contains("the simulation ran Cilium's program alone, without "), "{reasons}");
     assert!(!node.connect(Ns::Client, "tcp", WEB, 443).ok);
 }
 
@@ -450,7 +450,9 @@ fn a_client_that_is_there_is_left_alone() {
     assert_eq!(contents(&node), before);
     let unsaid = ran.json()["not_measured"].to_string();
     assert!(
-        unsaid.contains("the client 192.168.2.50 is in use (conntrack: ICMP errors"),
+        unsaid.contains(
+            "the client 192.168.2.50 is in use (it has, or had not long ago, connections to 10.77.1."
+        ),
         "{unsaid}"
     );
     assert_eq!(path(&ran, "80/TCP", ENO1)["grade"], "programmed");
@@ -531,11 +533,13 @@ fn long_run(node: &Node) -> Child {
     command.spawn().expect("inspect")
 }
 
-/// Waits until the first entry of a simulated client is in the conntrack map.
-fn wait_for_a_run(map: &MapHandle, before: usize) {
+/// Waits until packets were simulated: those that are dropped are counted.
+fn wait_for_runs(counters: &MapHandle) {
+    let read = || counters.entries().expect("entries");
+    let before = read();
     let start = Instant::now();
-    while map.entries().expect("entries").len() <= before {
-        assert!(start.elapsed() < Duration::from_secs(30), "no packet was simulated");
+    while read() == before {
+        assert!(start.elapsed() < Duration::from_mins(1), "no packet was simulated");
     }
 }
 
@@ -544,10 +548,9 @@ fn a_signal_in_the_middle_leaves_nothing() {
     for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
         let node = Node::new("v1.21-tcx");
         let mut before = contents(&node);
-        let connections = node.0.map("cilium_ct4_global").expect("conntrack");
-        let entries = connections.entries().expect("entries").len();
+        let counters = node.0.map("cilium_metrics").expect("counters");
         let child = long_run(&node);
-        wait_for_a_run(&connections, entries);
+        wait_for_runs(&counters);
         let pid = i32::try_from(child.id()).expect("a process");
         // SAFETY: the child is ours and has not been waited for.
         assert_eq!(unsafe { libc::kill(pid, signal) }, 0);
@@ -596,6 +599,143 @@ fn programs_that_are_replaced_meanwhile_are_asked_for_again() {
     });
 }
 
+/// A program that leaves a packet to the next one is not the last word.
+#[test]
+fn the_program_behind_one_that_says_next_is_run_too() {
+    let node = Node::new("v1.21-tcx");
+    let eno1 = node.index("eno1");
+    let attach = || Code::tc("cil_from_netdev").returns(-1).load().tcx(eno1, TCX_INGRESS, true);
+    let _link = node.0.run_in(Ns::Node, attach).expect("the node");
+    let ran = node.vip(&[WEB, "--via", "eno1", "--simulate"]);
+    assert_eq!(simulated(&ran, "443/TCP", ENO1)["outcome"], "dnat-before-neigh", "{ran:?}");
+    assert!(node.connect(Ns::Client, "tcp", WEB, 443).ok);
+}
+
+/// Where the maps that were read are not all that the program uses, nobody knows whose entries a
+/// run would touch.
+#[test]
+fn maps_that_were_not_read_are_left_alone() {
+    let node = Node::new("v1.21-tcx");
+    assert!(node.connect(Ns::Client, "tcp", WEB, 443).ok);
+    node.0.unpin("cilium_lb4_backends_v3").expect("a pin");
+    let before = contents(&node);
+    let ran = node.vip(&[WEB, "--via", "eno1", "--source", "192.168.2.50", "--simulate"]);
+    assert!(path(&ran, "443/TCP", ENO1)["simulated"].is_null(), "{ran:?}");
+    let unsaid = ran.json()["simulation"]["not_simulated"].to_string();
+    assert!(unsaid.contains("whose connections a run would touch cannot be told"), "{unsaid}");
+    assert_eq!(contents(&node), before);
+}
+
+/// What a run that was killed has left of the usual client keeps nobody from the next.
+#[test]
+fn another_client_where_the_usual_one_is_in_use() {
+    let node = Node::new("v1.21-tcx");
+    let ran = node.vip(&[STICKY]);
+    let id = ran.json()["programmed"]["frontends"][0]["reverse_nat"]["id"].as_u64();
+    let session = Affinity {
+        client: Client::Address("192.0.2.77".parse().expect("an address")),
+        rev_nat_index: id.and_then(|id| u16::try_from(id).ok()).expect("an index"),
+        last_used: 7,
+        backend_id: 1,
+    };
+    let (key, value) = session.encode(layout("cilium_lb4_affinity")).expect("an entry");
+    let sessions = node.0.map("cilium_lb4_affinity").expect("the sessions");
+    sessions.update(&key, &value).expect("an update");
+    let ran = node.vip(&[STICKY, "--via", "eno1", "--simulate"]);
+    assert_eq!(simulated(&ran, "80/TCP", ENO1)["source"], "192.0.2.78");
+}
+
+#[test]
+fn two_at_once_wait_for_each_other() {
+    let node = Node::new("v1.21-tcx");
+    let before = contents(&node);
+    thread::scope(|scope| {
+        let runs: Vec<_> =
+            (0..4).map(|_| scope.spawn(|| node.vip(&[WEB, "--simulate=16"]))).collect();
+        for run in runs {
+            let ran = run.join().expect("a run");
+            for device in [ENO1, WG0] {
+                assert_eq!(path(&ran, "443/TCP", device)["grade"], "simulated", "{ran:?}");
+            }
+        }
+    });
+    assert_eq!(contents(&node), before);
+}
+
+/// A file whose runs are not what they say is judged without them, and says so.
+#[test]
+fn runs_that_were_edited_are_left_out() {
+    let node = Node::new("v1.21-tcx");
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("evidence.json");
+    let save = file.to_str().expect("UTF-8");
+    node.vip(&[WEB, "--via", "eno1", "--simulate", "--save", save]);
+    let whole: Value = serde_json::from_slice(&fs::read(&file).expect("a file")).expect("JSON");
+    let edit = |change: &dyn Fn(&mut Value), words: &str| {
+        let mut edited = whole.clone();
+        for run in edited["simulation"]["runs"].as_array_mut().expect("runs") {
+            change(run);
+        }
+        fs::write(&file, run::sealed(edited)).expect("a file");
+        let ran = finish(&mut inspect(["vip", WEB, "--from", save, "-o", "json"]));
+        assert_eq!(path(&ran, "443/TCP", ENO1)["grade"], "programmed", "{words}: {ran:?}");
+        let unsaid = ran.json()["not_measured"].to_string();
+        assert!(unsaid.contains(words), "{words} in {unsaid}");
+    };
+    edit(&|run| run["steps"][0]["packet_in"] = "zz".into(), "its packet cannot be read");
+    edit(&|run| run["steps"][0]["packet_in"] = "".into(), "its packet cannot be read");
+    edit(&|run| run["protocol"] = 17.into(), "its packet is not the one that is told of");
+    edit(&|run| run["destination"] = "1.2.3.4".into(), "its packet is not the one");
+    edit(&|run| run["ethernet"] = false.into(), "its packet is not the one");
+    edit(&|run| run["steps"][0]["program"] = 1.into(), "program 1 is not attached to eno1");
+    edit(&|run| run["steps"] = Value::Array(Vec::new()), "no program had its turn");
+    edit(&|run| run["device"] = "lo".into(), "is not lo");
+    // Without the control there is no proof, and the claim of one is not met.
+    let mut edited = whole.clone();
+    let runs = edited["simulation"]["runs"].as_array_mut().expect("runs");
+    runs.retain(|run| run["purpose"] == "client");
+    fs::write(&file, run::sealed(edited)).expect("a file");
+    let ran = finish(&mut inspect([
+        "vip",
+        WEB,
+        "--from",
+        save,
+        "-o",
+        "json",
+        "--expect",
+        "simulated@eno1",
+    ]));
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    assert!(why(&ran, "443/TCP", ENO1).contains("without a control: no proof"), "{ran:?}");
+    // A packet that went somewhere else than the maps say.
+    let mut edited = whole.clone();
+    for run in edited["simulation"]["runs"].as_array_mut().expect("runs") {
+        if run["purpose"] == "client" {
+            let out = run["steps"][0]["packet_out"].as_str().expect("bytes");
+            let moved = format!("{}01020304{}", &out[..60], &out[68..]);
+            run["steps"][0]["packet_out"] = moved.into();
+        }
+    }
+    fs::write(&file, run::sealed(edited)).expect("a file");
+    let ran = finish(&mut inspect(["vip", WEB, "--from", save, "-o", "json"]));
+    assert_eq!(ran.seen("proof-conflict").len(), 1, "{ran:?}");
+    assert!(why(&ran, "443/TCP", ENO1).contains("none of the frontend's backends"), "{ran:?}");
+}
+
+#[test]
+fn the_claim_of_a_proof() {
+    let node = Node::new("v1.21-tcx");
+    let claim = ["--expect", "simulated"];
+    assert_eq!(node.vip(&[&[WEB, "--simulate"], &claim[..]].concat()).code, Some(0));
+    assert_eq!(node.vip(&[&[WEB], &claim[..]].concat()).code, Some(3));
+    // wg0 takes none of these clients.
+    let ran = node.vip(&[&[WEB, "--simulate", "--source", "192.168.2.99"], &claim[..]].concat());
+    assert_eq!(ran.code, Some(3), "{ran:?}");
+    let eno1 = ["--expect", "simulated@eno1"];
+    let ran = node.vip(&[&[WEB, "--simulate", "--source", "192.168.2.99"], &eno1[..]].concat());
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+}
+
 #[test]
 fn the_same_verdict_from_the_file() {
     let node = Node::new("v1.21-tcx");
@@ -625,10 +765,46 @@ fn the_same_verdict_from_the_file() {
 }
 
 #[test]
+fn a_masked_client_is_in_no_packet_and_the_verdict_stays() {
+    let node = Node::new("v1.21-tcx");
+    let folder = TempDir::new().expect("a folder");
+    let whole = folder.path().join("whole.json");
+    let whole = whole.to_str().expect("UTF-8");
+    for (vip, source) in [(WEB, "192.168.2.99"), ("192.168.2.29", "192.168.2.99")] {
+        node.vip(&[vip, "--via", "eno1", "--source", source, "--simulate=2", "--save", whole]);
+        let masked = folder.path().join("masked.json");
+        let masked = masked.to_str().expect("UTF-8");
+        let judge = |file: &str, more: &[&str]| {
+            finish(&mut inspect([&["vip", vip, "--from", file, "-o", "json"], more].concat()))
+        };
+        let before = judge(whole, &["--mask", "clients", "--save", masked]);
+        let text = fs::read_to_string(masked).expect("the masked file");
+        for form in [source, "c0a80263"] {
+            assert!(fs::read_to_string(whole).expect("the file").contains(form), "{form}");
+            assert!(!text.contains(form), "{form} in the masked file");
+        }
+        let after = judge(masked, &[]);
+        assert_eq!(before.code, after.code);
+        let outcome = |ran: &Ran| ran.json()["verdict"]["paths"][0]["simulated"]["outcome"].clone();
+        assert_eq!(outcome(&before), outcome(&after));
+        assert!(outcome(&after).is_string());
+    }
+}
+
+#[test]
 fn what_cannot_be_asked_is_refused() {
     let node = Node::new("v1.21-tcx");
     for number in ["0", "10001", "-1", "many"] {
         node.inspect(&["vip", WEB, &format!("--simulate={number}")]).usage(&["--simulate"]);
+    }
+    for source in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255", "nobody"] {
+        node.inspect(&["vip", WEB, "--simulate", "--source", source]).usage(&["--source"]);
+    }
+    node.inspect(&["vip", WEB, "--simulate", "--via", "eno1,"]).usage(&["--via"]);
+    for source in [WEB, "192.168.2.10", "10.90.0.1"] {
+        let ran = node.vip(&[WEB, "--simulate", "--source", source, "--via", "eno1"]);
+        let unsaid = ran.json()["simulation"]["not_simulated"].to_string();
+        assert!(unsaid.contains("no client's"), "{source}: {unsaid}");
     }
     let folder = TempDir::new().expect("a folder");
     let file = folder.path().join("evidence.json");

@@ -11,10 +11,19 @@ use std::process::ExitCode;
 #[path = "../src/toolchain.rs"]
 mod toolchain;
 
+#[path = "strip.rs"]
+mod strip;
+
 /// Builds the crate `name` in `folder` (relative to `root`, the workspace) into `OUT_DIR/name`; it
 /// reads the crates in the folders `also`.
 pub fn run(root: &Path, name: &str, folder: &str, also: &[&str]) -> ExitCode {
-    let own = ["Cargo.lock", "Cargo.toml", "xtask/src/toolchain.rs", "xtask/build/ebpf.rs"];
+    let own = [
+        "Cargo.lock",
+        "Cargo.toml",
+        "xtask/src/toolchain.rs",
+        "xtask/build/ebpf.rs",
+        "xtask/build/strip.rs",
+    ];
     for path in also.iter().chain([&folder]).chain(&own) {
         println!("cargo::rerun-if-changed={}", root.join(path).display());
     }
@@ -55,7 +64,14 @@ fn build(folder: &Path, name: &str) -> Result<(), String> {
         }],
         aya_build::Toolchain::Custom(&toolchain),
     )
-    .map_err(|error| format!("the eBPF programs could not be built: {error:#}"))
+    .map_err(|error| format!("the eBPF programs could not be built: {error:#}"))?;
+    let file = env::var_os("OUT_DIR").map(|folder| Path::new(&folder).join(name));
+    let file = file.ok_or("OUT_DIR is not set")?;
+    let object = std::fs::read(&file).and_then(|bytes| {
+        let stripped = strip::strip(&bytes).map_err(std::io::Error::other)?;
+        std::fs::write(&file, stripped)
+    });
+    object.map_err(|error| format!("{}: {error}", file.display()))
 }
 
 /// The BPF linker and core's source.

@@ -177,7 +177,59 @@ fn built(tests: &[OsString]) -> Result<Vec<Job>> {
                -p inspector --test datapath"
         );
     }
+    let chosen: Vec<_> =
+        jobs.iter().map(|job| Ok((job.name(), job.tests()?))).collect::<Result<_>>()?;
+    let words: Vec<_> = tests.iter().map(|word| word.to_string_lossy()).collect();
+    if let Some(why) = without_tests(&words, &chosen) {
+        bail!("{why}");
+    }
     Ok(jobs)
+}
+
+/// Options of a test program that take a value, which is no filter.
+const WITH_VALUE: [&str; 6] =
+    ["--skip", "--test-threads", "--logfile", "--color", "--format", "--shuffle-seed"];
+
+/// Says what of these words chooses nothing: a filter that no test's name matches, or a program that
+/// is named and would run no test. `chosen` are the programs with the tests that they would run.
+/// Such a run would succeed and say nothing.
+fn without_tests<W: AsRef<str>>(words: &[W], chosen: &[(String, Vec<String>)]) -> Option<String> {
+    let words: Vec<&str> = words.iter().map(AsRef::as_ref).collect();
+    let end = words.iter().position(|word| *word == "--").unwrap_or(words.len());
+    let (for_cargo, for_tests) = words.split_at(end);
+
+    let mut filters = Vec::new();
+    let mut rest = for_tests.iter().skip(1);
+    while let Some(word) = rest.next() {
+        if WITH_VALUE.contains(word) || *word == "-Z" {
+            rest.next();
+        } else if !word.starts_with('-') {
+            filters.push(*word);
+        }
+    }
+    let is_exact = for_tests.contains(&"--exact");
+    let names = || chosen.iter().flat_map(|(_, tests)| tests);
+    let is_matched = |filter: &str| {
+        names().any(|name| if is_exact { name == filter } else { name.contains(filter) })
+    };
+    if let Some(filter) = filters.iter().find(|filter| !is_matched(filter)) {
+        return Some(format!("no test's name matches {filter}: `-- --list` shows all names"));
+    }
+
+    // Those that are named; where none is, cargo has taken all there are, and some have no tests.
+    let named: Vec<&str> = for_cargo
+        .iter()
+        .zip(for_cargo.iter().skip(1))
+        .filter(|(option, _)| matches!(**option, "--test" | "--bin" | "--example" | "--bench"))
+        .map(|(_, name)| *name)
+        .chain(for_cargo.iter().filter_map(|word| word.strip_prefix("--test=")))
+        .collect();
+    let empty = chosen.iter().find(|(program, tests)| {
+        tests.is_empty() && (named.contains(&program.as_str()) || names().next().is_none())
+    });
+    empty.map(|(program, _)| {
+        format!("{program} would run no test: name other tests, or leave {program} out")
+    })
 }
 
 /// `cargo xtask vm-record`: what runs instead of a test program when [`built`] asks cargo for it.
@@ -188,4 +240,36 @@ pub fn record(arguments: &Record) -> Result<()> {
         bail!("tests in documentation cannot be run in a virtual machine: choose --lib or --test");
     }
     Job::here(arguments.words.clone())?.write_to(&arguments.file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What [`without_tests`] says of these words, where `some` has the tests `one` and `two` of
+    /// which the words have chosen `left`, and `other` has none.
+    fn said(words: &str, left: &[&str]) -> Option<String> {
+        let words: Vec<_> = words.split_whitespace().collect();
+        let left = left.iter().map(|&name| name.to_owned()).collect();
+        without_tests(&words, &[("some".to_owned(), left), ("other".to_owned(), Vec::new())])
+    }
+
+    #[test]
+    fn words_that_choose_no_test_are_told() {
+        let both = ["one", "two"];
+        assert_eq!(said("-p a", &both), None);
+        assert_eq!(said("--test some -- on tw --skip x --test-threads 1", &both), None);
+        assert_eq!(said("--test some -- --exact one", &["one"]), None);
+        for (words, left, subject) in [
+            ("--test some -- one three", &["one"][..], "three"),
+            ("--test some -- one thr --nocapture", &["one"], "thr"),
+            ("--test some -- --exact on", &["one"], "on"),
+            ("--test some --test other", &both, "other"),
+            ("--test=other --test some", &both, "other"),
+            ("-p a -- --skip o", &[], "some"),
+        ] {
+            let said = said(words, left).unwrap_or_else(|| panic!("{words}: nothing"));
+            assert!(said.contains(subject), "{words}: {said}");
+        }
+    }
 }

@@ -163,11 +163,11 @@ pub struct VipArgs {
     #[arg(long)]
     pub pid: Option<u32>,
     /// Only these devices, instead of all from which clients' packets can come.
-    #[arg(long, value_name = "DEV", value_delimiter = ',')]
+    #[arg(long, value_name = "DEV", value_delimiter = ',', value_parser = device)]
     pub via: Vec<String>,
     /// As seen by a client with this address: source ranges depend on it, and simulated packets come
     /// from it.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = client)]
     pub source: Option<std::net::IpAddr>,
     /// Run Cilium's own programs on packets that a client could send, at most N for each frontend on
     /// each device (32): proves a forwarded path when there is no client. Each proof has its
@@ -210,10 +210,10 @@ pub struct TraceArgs {
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
     pub duration: Option<Duration>,
     /// Only packets that arrive on these devices, instead of all from which clients' can come.
-    #[arg(long, value_name = "DEV", value_delimiter = ',')]
+    #[arg(long, value_name = "DEV", value_delimiter = ',', value_parser = device)]
     pub via: Vec<String>,
     /// Only packets of the client with this address.
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", value_parser = client)]
     pub source: Option<std::net::IpAddr>,
     #[command(flatten)]
     pub watch: Watch,
@@ -268,6 +268,29 @@ fn duration(text: &str) -> Result<Duration, String> {
     }
 }
 
+/// The name of a device.
+fn device(text: &str) -> Result<String, String> {
+    let name = text.trim();
+    if name.is_empty() {
+        return Err("a device's name is empty: give names such as eno1,wg0".to_owned());
+    }
+    Ok(name.to_owned())
+}
+
+/// An address that a client can have.
+fn client(text: &str) -> Result<std::net::IpAddr, String> {
+    let address: std::net::IpAddr = text.parse().map_err(|_| "this is no IP address".to_owned())?;
+    let broadcast = std::net::IpAddr::V4(std::net::Ipv4Addr::BROADCAST);
+    if address.is_unspecified()
+        || address.is_loopback()
+        || address.is_multicast()
+        || address == broadcast
+    {
+        return Err("no client has this address".to_owned());
+    }
+    Ok(address)
+}
+
 /// Arguments of `datapath`.
 #[derive(Debug, Args)]
 pub struct DatapathArgs {
@@ -281,8 +304,8 @@ pub struct DatapathArgs {
 pub struct Expect {
     /// A claim that must hold: exit 0 if every claim does, 1 if one does not, 3 if one cannot be
     /// told. Repeatable: served, not-served, programmed, has-backend, announced[@DEV],
-    /// not-announced, no-errors, an outcome such as dnat-before-neigh[@DEV], finding:ID,
-    /// no-finding:ID.
+    /// not-announced, no-errors, simulated[@DEV], observed[@DEV], an outcome such as
+    /// dnat-before-neigh[@DEV], finding:ID, no-finding:ID.
     #[arg(long = "expect", value_name = "CLAIM")]
     pub claims: Vec<Expectation>,
 }

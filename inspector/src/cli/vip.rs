@@ -91,10 +91,12 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     } else {
         None
     };
+    // An answer that was had is given, whether it can be saved or not.
+    let answer = print(&judgement, &args.expect.claims, document.as_ref(), options);
     if let Some(document) = &document {
         output::save(document, options.save.as_deref())?;
     }
-    print(&judgement, &args.expect.claims, document.as_ref(), options)
+    answer
 }
 
 /// Watches real packets, and adds what was seen.

@@ -136,6 +136,20 @@ fn privileges(abilities: &mut Vec<Ability>) {
         if net_admin { "held" } else { "not held" },
         "which programs are attached to devices",
     ));
+    let missing: Vec<&str> = ["CAP_SYS_ADMIN", "CAP_NET_ADMIN"]
+        .into_iter()
+        .filter(|name| !held.iter().any(|one| one == name))
+        .collect();
+    let found = match missing.as_slice() {
+        [] => "possible".to_owned(),
+        missing => format!("needs {}", missing.join(" and ")),
+    };
+    abilities.push(Ability::new(
+        "simulation",
+        good_if(missing.is_empty()),
+        found,
+        "`inspect vip --simulate`: forwarded paths proved without a client",
+    ));
 }
 
 fn kernel(abilities: &mut Vec<Ability>) {

@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Evidence, Subject, file::Document, tables::Tables};
+use super::{Evidence, Hex, Subject, file::Document, tables::Tables};
 
 /// Why evidence could not be masked.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +27,11 @@ pub enum MaskError {
 const NAMES: [&str; 6] = ["source", "client", "saddr", "src", "allowed", "endpoint"];
 /// Parts in which no client is named, and whose bytes verdicts rest on.
 const KEPT: [&str; 5] = ["maps", "maglev", "bpffs", "attachments", "sha256"];
+
+/// The part with packets and map keys in hexadecimal digits.
+const SIMULATION: &str = "simulation";
+/// Its members that hold them.
+const BYTES: [&str; 4] = ["packet_in", "packet_out", "key", "value"];
 
 /// The addresses that were replaced, with what replaces them.
 #[derive(Default)]
@@ -66,12 +71,22 @@ pub fn clients(document: &Document) -> Result<Document, MaskError> {
         let masked = truncate(source, kept);
         names.by_address.insert(source, masked);
     }
-    each_part(&mut value, &mut |part| collect(part, false, &mut names));
+    each_part(&mut value, &mut |name, part| {
+        // Its packets come from nobody, or from the source that was asked for.
+        if name != SIMULATION {
+            collect(part, false, &mut names);
+        }
+    });
     // Addresses of the node, the VIP and next hops are no clients'.
     for address in own(&document.evidence) {
         names.by_address.remove(&address);
     }
-    each_part(&mut value, &mut |part| replace(part, &names.by_address));
+    each_part(&mut value, &mut |name, part| {
+        replace(part, &names.by_address);
+        if name == SIMULATION {
+            replace_bytes(part, &names.by_address);
+        }
+    });
     let text = serde_json::to_vec(&value).map_err(|e| MaskError::Malformed(e.to_string()))?;
     Document::resealed(&text).map_err(|error| MaskError::Malformed(error.to_string()))
 }
@@ -123,11 +138,11 @@ fn truncate(address: IpAddr, bits: u32) -> IpAddr {
     }
 }
 
-fn each_part(value: &mut Value, act: &mut dyn FnMut(&mut Value)) {
+fn each_part(value: &mut Value, act: &mut dyn FnMut(&str, &mut Value)) {
     if let Value::Object(members) = value {
         for (name, part) in members.iter_mut() {
             if !KEPT.contains(&name.as_str()) {
-                act(part);
+                act(name, part);
             }
         }
     }
@@ -166,6 +181,51 @@ fn replace(value: &mut Value, names: &BTreeMap<IpAddr, IpAddr>) {
     }
 }
 
+/// Replaces addresses where they stand as bytes, in hexadecimal digits.
+fn replace_bytes(value: &mut Value, names: &BTreeMap<IpAddr, IpAddr>) {
+    match value {
+        Value::Array(items) => items.iter_mut().for_each(|item| replace_bytes(item, names)),
+        Value::Object(members) => {
+            for (name, member) in members.iter_mut() {
+                match member {
+                    Value::String(text) if BYTES.contains(&name.as_str()) => {
+                        for (&address, &name) in names {
+                            *text = replace_digits(text, &digits(address), &digits(name));
+                        }
+                    }
+                    member => replace_bytes(member, names),
+                }
+            }
+        }
+        _ => {}
+    }
+}
+
+/// The bytes of an address as they stand in a packet.
+fn digits(address: IpAddr) -> String {
+    match address {
+        IpAddr::V4(address) => Hex(&address.octets()).to_string(),
+        IpAddr::V6(address) => Hex(&address.octets()).to_string(),
+    }
+}
+
+/// Replaces digits that begin at a byte.
+fn replace_digits(text: &str, digits: &str, by: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some(byte) = rest.get(..2) {
+        if rest.starts_with(digits) {
+            out.push_str(by);
+            rest = &rest[digits.len()..];
+        } else {
+            out.push_str(byte);
+            rest = &rest[2..];
+        }
+    }
+    out.push_str(rest);
+    out
+}
+
 /// Replaces a word that is no part of a longer address.
 fn replace_word(text: &str, word: &str, by: &str) -> String {
     let part_of_address = |c: char| c.is_ascii_hexdigit() || c == '.';
@@ -197,6 +257,15 @@ mod tests {
         ] {
             assert_eq!(replace_word(text, "10.0.0.1", "X"), shown);
         }
+    }
+
+    #[test]
+    fn bytes_are_replaced_where_they_begin() {
+        let name = |text: &str| replace_digits(text, "c0a80263", "00000000");
+        assert_eq!(name("4500c0a80263c0a80214"), "450000000000c0a80214");
+        // Half a byte off it is something else.
+        assert_eq!(name("0c0a802630"), "0c0a802630");
+        assert_eq!(name("c0a802"), "c0a802");
     }
 
     #[test]

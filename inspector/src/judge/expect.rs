@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{FindingId, Judgement, Outcome, PathVerdict, Served};
+use super::{FindingId, Grade, Judgement, Outcome, PathVerdict, Served};
 use crate::cilium::services::Scope;
 
 /// A claim about a VIP.
@@ -23,6 +23,8 @@ enum Claim {
     NotServed,
     /// Packets have this outcome.
     Outcome(Outcome),
+    /// The proof is at least this strong.
+    Grade(Grade),
     /// The VIP is a frontend.
     Programmed,
     /// Every frontend has a usable backend.
@@ -74,7 +76,7 @@ pub enum ExpectationError {
     /// Anything else.
     #[error(
         "`{0}` is no claim: use served, not-served, programmed, has-backend, announced, not-announced, \
-     no-errors, an outcome (dnat-before-neigh, proxied-before-neigh, socket-translated, \
+     no-errors, simulated, observed, an outcome (dnat-before-neigh, proxied-before-neigh, socket-translated, \
      no-backend, denied, dropped, untranslated), finding:ID or no-finding:ID; a path claim may end \
      in @DEVICE"
     )]
@@ -106,6 +108,8 @@ impl FromStr for Expectation {
             "announced" => Claim::Announced,
             "not-announced" => Claim::NotAnnounced,
             "no-errors" => Claim::NoErrors,
+            "simulated" => Claim::Grade(Grade::Simulated),
+            "observed" => Claim::Grade(Grade::Observed),
             other => match (other.strip_prefix("finding:"), other.strip_prefix("no-finding:")) {
                 (Some(name), _) => Claim::Finding(id(name)?),
                 (_, Some(name)) => Claim::NoFinding(id(name)?),
@@ -122,6 +126,7 @@ impl FromStr for Expectation {
             Claim::Served
                 | Claim::NotServed
                 | Claim::Outcome(_)
+                | Claim::Grade(_)
                 | Claim::Announced
                 | Claim::NotAnnounced
         );
@@ -138,6 +143,7 @@ impl fmt::Display for Expectation {
             Claim::Served => f.write_str("served")?,
             Claim::NotServed => f.write_str("not-served")?,
             Claim::Outcome(outcome) => write!(f, "{outcome}")?,
+            Claim::Grade(grade) => write!(f, "{grade}")?,
             Claim::Programmed => f.write_str("programmed")?,
             Claim::HasBackend => f.write_str("has-backend")?,
             Claim::Announced => f.write_str("announced")?,
@@ -206,6 +212,14 @@ impl Expectation {
                     Met::Unknown
                 } else {
                     Met::No
+                }
+            }),
+            // Without the proof nothing is refuted: it was not had.
+            Claim::Grade(grade) => self.on_paths(judgement, |path| {
+                if path.grade >= grade && path.outcome != Outcome::Unknown {
+                    Met::Yes
+                } else {
+                    Met::Unknown
                 }
             }),
             Claim::Programmed => (

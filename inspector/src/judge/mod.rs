@@ -268,7 +268,10 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
         verdict: Verdict { served, sentence, paths, findings },
         observed,
         programmed,
-        simulation: evidence.simulation.as_ref().map(SimulationSummary::new),
+        simulation: evidence
+            .simulation
+            .as_ref()
+            .map(|simulation| SimulationSummary::new(evidence, simulation)),
         not_measured: evidence
             .sources
             .iter()
@@ -277,7 +280,9 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
                 Some(reason) => format!("{}: {reason}", source.what),
                 None => source.what.clone(),
             })
-            .chain(evidence.simulation.iter().flat_map(simulated::not_simulated))
+            .chain(
+                evidence.simulation.iter().flat_map(|one| simulated::not_simulated(evidence, one)),
+            )
             .collect(),
     }
 }

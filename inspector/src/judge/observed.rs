@@ -121,7 +121,7 @@ pub(super) fn apply(
             .iter()
             .map(|tier| TierSummary {
                 tier: tier.tier,
-                used: !tier.hooks.is_empty(),
+                used: !tier.hooks.is_empty() || !tier.attached.is_empty(),
                 reason: tier.reason.clone().or_else(|| {
                     let missing: Vec<String> =
                         tier.missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();

@@ -14,12 +14,12 @@ use super::{Grade, Outcome, PathVerdict, Served, datapath};
 use crate::{
     cilium::metrics,
     evidence::{
-        Evidence, parse_hex,
+        Evidence, Subject, parse_hex,
         programs::HookKind,
         simulation::{Purpose, Run, Simulation},
         tables::Tables,
     },
-    packet::{self, Headers, TTL},
+    packet::{self, Flow, Headers, TTL},
 };
 
 /// What simulated packets of one frontend on one device came to.
@@ -78,10 +78,12 @@ pub struct SimulationSummary {
     /// Devices without Ethernet header, on which the source is one that the kernel's test run can
     /// carry.
     pub without_ethernet: Vec<String>,
+    /// What was not simulated, and why, a line each.
+    pub not_simulated: Vec<String>,
 }
 
 impl SimulationSummary {
-    pub(super) fn new(simulation: &Simulation) -> Self {
+    pub(super) fn new(evidence: &Evidence, simulation: &Simulation) -> Self {
         let devices: BTreeSet<&str> =
             simulation.runs.iter().map(|run| run.device.as_str()).collect();
         let without: BTreeSet<&str> = simulation
@@ -100,26 +102,27 @@ impl SimulationSummary {
             taken_back: simulation.effects.iter().filter(|one| one.left.is_none()).count(),
             left: left.collect(),
             without_ethernet: without.into_iter().map(str::to_owned).collect(),
+            not_simulated: not_simulated(evidence, simulation),
         }
     }
 }
 
 impl fmt::Display for SimulationSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { packets, devices, taken_back, left, without_ethernet } = self;
+        let Self { packets, devices, taken_back, left, without_ethernet, not_simulated: _ } = self;
         if *packets == 0 {
-            return f.write_str("no packet");
+            return f.write_str("no packet: nothing is proved by simulation");
         }
         write!(f, "{packets} packets, controls among them, on {}; ", devices.join(", "))?;
         match taken_back {
-            0 => f.write_str("they left no entry in Cilium's maps, but counters")?,
+            0 => f.write_str("they left no entry in Cilium's maps but counters and rate limits")?,
             1 => f.write_str("the entry that they left in Cilium's maps was taken back")?,
             more => {
                 write!(f, "the {more} entries that they left in Cilium's maps were taken back")?;
             }
         }
         if *taken_back > 0 {
-            f.write_str(", what they added to its counters was not")?;
+            f.write_str(", what they added to its counters and took from its rate limits was not")?;
         }
         if !left.is_empty() {
             write!(f, "; STILL THERE: {}", left.join("; "))?;
@@ -136,17 +139,17 @@ impl SimulatedPath {
     /// What the packets came to, in one line: the results, and the details of the first.
     #[must_use]
     pub fn came(&self) -> String {
-        let details = if self.details.is_empty() {
-            String::new()
-        } else {
-            format!(" ({})", self.details.join(", "))
-        };
-        format!("{}{details}", list(&self.results))
+        let details = self.details.join(", ");
+        match (details.is_empty(), self.results.len()) {
+            (true, _) => list(&self.results),
+            (false, 1) => format!("{} ({details})", list(&self.results)),
+            (false, _) => format!("{}; the first: {details}", list(&self.results)),
+        }
     }
 }
 
 /// What was not simulated, and why, a line each.
-pub(super) fn not_simulated(simulation: &Simulation) -> Vec<String> {
+pub(super) fn not_simulated(evidence: &Evidence, simulation: &Simulation) -> Vec<String> {
     let skipped = simulation.skipped.iter().map(|one| {
         let frontend = one.frontend.as_deref().unwrap_or("every frontend");
         format!("simulation of {frontend} on {}: {}", one.device, one.why)
@@ -155,12 +158,64 @@ pub(super) fn not_simulated(simulation: &Simulation) -> Vec<String> {
         let problem = run.problem.as_ref()?;
         Some(format!("simulation of {} on {}: {problem}", run.frontend, run.device))
     });
-    let mut lines: Vec<String> = skipped.chain(problems).collect();
+    let doubtful = simulation.runs.iter().filter_map(|run| {
+        let doubt = doubt(evidence, run)?;
+        Some(format!(
+            "simulation of {} on {}: a run was left out, for {doubt}",
+            run.frontend, run.device
+        ))
+    });
+    let mut lines: Vec<String> = skipped.chain(problems).chain(doubtful).collect();
     lines.dedup();
     if simulation.interrupted {
         lines.push("simulation: ended by a signal before it was done".to_owned());
     }
     lines
+}
+
+/// Why a run is not what it says that it is, if so: a file may have been edited.
+fn doubt(evidence: &Evidence, run: &Run) -> Option<String> {
+    if run.problem.is_some() {
+        return None;
+    }
+    let Some(first) = run.steps.first() else { return Some("no program had its turn".to_owned()) };
+    let Some(packet) = parse_hex(&first.packet_in).and_then(|bytes| packet::read(&bytes)) else {
+        return Some("its packet cannot be read".to_owned());
+    };
+    let said = Flow {
+        source: run.source,
+        source_port: run.source_port,
+        destination: run.destination,
+        destination_port: run.destination_port,
+        protocol: run.protocol,
+    };
+    if packet.flow() != Some(said) || packet.macs.is_some() != run.ethernet {
+        return Some("its packet is not the one that is told of".to_owned());
+    }
+    if let Subject::Vip(query) = evidence.subject {
+        let to = SocketAddr::from((run.destination, run.destination_port));
+        let is_vip = run.destination == query.address;
+        let good = match run.purpose {
+            Purpose::Client => {
+                is_vip && run.frontend.split('/').next() == Some(to.to_string().as_str())
+            }
+            Purpose::ControlAddress => !is_vip,
+            Purpose::ControlPort => is_vip,
+        };
+        if !good {
+            return Some(format!("its packet was for {to}"));
+        }
+    }
+    let attachments = evidence.attachments.as_ref()?;
+    let attached = |program: u32| {
+        attachments.hooks.iter().any(|hook| (hook.ifindex, hook.program) == (run.ifindex, program))
+    };
+    if let Some(step) = run.steps.iter().find(|step| !attached(step.program)) {
+        return Some(format!("program {} is not attached to {}", step.program, run.device));
+    }
+    let name = attachments.device_name(run.ifindex);
+    (name != Some(run.device.as_str()))
+        .then(|| format!("interface {} is not {}", run.ifindex, run.device))
 }
 
 /// What one packet came to.
@@ -327,7 +382,8 @@ pub(super) enum Weight {
 impl Simulated {
     pub fn new(evidence: &Evidence) -> Self {
         let mut simulated = Self::default();
-        for run in evidence.simulation.iter().flat_map(|simulation| &simulation.runs) {
+        let runs = evidence.simulation.iter().flat_map(|simulation| &simulation.runs);
+        for run in runs.filter(|run| doubt(evidence, run).is_none()) {
             if run.purpose == Purpose::ControlPort {
                 simulated.ports.entry((run.ifindex, run.protocol)).or_insert_with(|| run.clone());
             }
@@ -345,6 +401,7 @@ impl Simulated {
         tables: &Tables,
         ifindex: u32,
         frontend: &str,
+        backends: &[String],
         admits: impl Fn(IpAddr) -> bool,
     ) -> Option<Proof> {
         let runs = self.runs.get(&(ifindex, frontend.to_owned()))?;
@@ -377,7 +434,21 @@ impl Simulated {
         Some(Proof {
             shadow: datapath::device(evidence, ifindex)
                 .and_then(|device| Some(device.shadowed_by()?.foreign.clone())),
-            details: admitted.first().map(|(run, _)| details(run)).unwrap_or_default(),
+            stranger: admitted.iter().find_map(|(_, came)| match came {
+                Came::Translated(to) => {
+                    let to = to.to_string();
+                    // `10.77.1.65:8443/TCP`; without a protocol before 1.17.
+                    let known =
+                        backends.iter().any(|one| one.split('/').next() == Some(to.as_str()));
+                    (!known).then_some(to)
+                }
+                _ => None,
+            }),
+            details: admitted
+                .iter()
+                .find(|(_, came)| came.is_served())
+                .map(|(run, _)| details(run))
+                .unwrap_or_default(),
             admitted,
             denied: refused.first().and_then(|(run, _)| control(run, &denied)),
             control: worst,
@@ -433,6 +504,8 @@ pub(super) struct Proof {
     control: Option<Control>,
     control_port: Option<Control>,
     details: Vec<String>,
+    /// Where a packet went that is no backend of the frontend.
+    stranger: Option<String>,
     /// Something foreign that a packet may meet before Cilium's program.
     shadow: Option<String>,
 }
@@ -473,6 +546,12 @@ impl Proof {
             denied: self.denied,
         };
         let weight = if simulated.control.good {
+            if let Some(stranger) = &self.stranger {
+                simulated.conflict = true;
+                verdict.why.push(format!(
+                    "a simulated packet went to {stranger}, which is none of the frontend's backends"
+                ));
+            }
             settle(verdict, &mut simulated, &came, self.shadow.as_deref())
         } else {
             void(verdict, &simulated);
@@ -551,8 +630,7 @@ fn settle(
     }
     if let Some(shadow) = shadow {
         verdict.why.push(format!(
-            "that is what Cilium's program does with packets that come to it: {shadow} before it \
-             was not run"
+            "the simulation ran Cilium's program alone, without {shadow} in front of it"
         ));
         return Weight::Nothing;
     }

@@ -4,13 +4,17 @@ use std::{collections::BTreeSet, net::IpAddr};
 
 use super::{
     attached,
-    datapath::{self, DeviceDatapath},
+    datapath::{self, DeviceDatapath, Reach},
     programmed::{Programmed, ProgrammedFrontend},
     walk::contains,
 };
 use crate::{
-    cilium::{mac::Mac, proto::Protocol, services::Scope},
-    evidence::{Evidence, VipQuery, programs::HookKind, tables::Tables},
+    cilium::{layout::MapKind, mac::Mac, proto::Protocol, services::Scope},
+    evidence::{
+        Evidence, VipQuery,
+        programs::HookKind,
+        tables::{Tables, family_of},
+    },
 };
 
 /// A device on which clients' packets can arrive.
@@ -24,9 +28,11 @@ pub struct Target {
     pub ethernet: Option<bool>,
     /// Its MAC address, where it has one.
     pub mac: Option<Mac>,
-    /// Cilium's programs that an arriving packet meets, in order: at most one for XDP and one
-    /// behind it.
+    /// Cilium's programs that an arriving packet meets, in order, those for XDP first.
     pub programs: Vec<(HookKind, u32, String)>,
+    /// Why those programs may not be run: they work with other maps than those that were read, so
+    /// that nobody knows whose entries they would touch.
+    pub other_maps: Option<String>,
 }
 
 /// A frontend of the VIP in its external scope.
@@ -70,9 +76,14 @@ impl Ranges {
     }
 }
 
-/// The devices on which clients' packets can arrive, with Cilium's programs there.
+/// The devices on which clients' packets for `address` can arrive, with Cilium's programs there.
 #[must_use]
-pub fn devices(evidence: &Evidence) -> Vec<Target> {
+pub fn devices(evidence: &Evidence, address: IpAddr) -> Vec<Target> {
+    let tables = Tables::for_vip(evidence, address);
+    let unread = [MapKind::Services, MapKind::Backends]
+        .into_iter()
+        .find_map(|kind| tables.doubt(kind, address).map(ToString::to_string));
+    let stale = datapath::datapath(evidence).map(|all| all.stale_maps).unwrap_or_default();
     attached::outside_devices(evidence)
         .into_iter()
         .map(|device| {
@@ -80,21 +91,40 @@ pub fn devices(evidence: &Evidence) -> Vec<Target> {
             let here = datapath::device(evidence, device.ifindex);
             let ciliums =
                 || here.iter().flat_map(DeviceDatapath::ingress).filter(|one| one.is_cilium);
-            let programs =
-                [ciliums().find(|one| is_xdp(one.hook)), ciliums().find(|one| !is_xdp(one.hook))]
-                    .into_iter()
-                    .flatten()
-                    .map(|one| {
-                        let name = one.name.clone().or_else(|| one.filter.clone());
-                        (one.hook, one.program, name.unwrap_or_default())
-                    })
-                    .collect();
+            let programs: Vec<(HookKind, u32, String)> = ciliums()
+                .filter(|one| is_xdp(one.hook))
+                .chain(ciliums().filter(|one| !is_xdp(one.hook)))
+                .map(|one| {
+                    let name = one.name.clone().or_else(|| one.filter.clone());
+                    (one.hook, one.program, name.unwrap_or_default())
+                })
+                .collect();
+            let other = stale
+                .iter()
+                .find(|map| programs.iter().any(|one| map.programs.contains(&one.1)))
+                .map(|map| {
+                    format!(
+                        "its program uses another {} (map {}) than the pinned one (map {})",
+                        map.name, map.used, map.pinned
+                    )
+                });
+            let reach = here.as_ref().and_then(|here| here.services(family_of(address)));
+            let unknown = match reach {
+                Some(Reach::OtherMap { map }) => {
+                    Some(format!("its program uses services map {map}, not the pinned one"))
+                }
+                Some(Reach::Unknown { why }) => Some(why),
+                None => Some("no services map was read to compare with".to_owned()),
+                _ => None,
+            };
+            let other_maps = other.or(unknown).or_else(|| unread.clone());
             Target {
                 ifindex: device.ifindex,
                 device: device.name,
                 ethernet: link.map(|link| link.ethernet),
                 mac: link.and_then(|link| link.mac.as_ref()?.parse().ok()),
                 programs,
+                other_maps,
             }
         })
         .collect()

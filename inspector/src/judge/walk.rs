@@ -197,7 +197,13 @@ impl Walk<'_> {
         };
         let runs = &self.facts.simulated;
         let (ifindex, name) = (device.ifindex, &verdict.frontend);
-        let Some(proof) = runs.path(self.evidence, self.tables, ifindex, name, admits) else {
+        let backends: Vec<String> = external
+            .iter()
+            .flat_map(|frontend| &frontend.backends)
+            .filter_map(|backend| backend.address.clone())
+            .collect();
+        let (evidence, tables) = (self.evidence, self.tables);
+        let Some(proof) = runs.path(evidence, tables, ifindex, name, &backends, admits) else {
             return;
         };
         match proof.weigh(verdict) {

@@ -173,6 +173,9 @@ fn write_simulated(
 ) -> io::Result<()> {
     writeln!(out, "## Simulated\n")?;
     writeln!(out, "{}.\n", escape(&simulation.to_string()))?;
+    for line in &simulation.not_simulated {
+        writeln!(out, "- Not: {}", escape(line.strip_prefix("simulation of ").unwrap_or(line)))?;
+    }
     let mut simulated =
         paths.iter().filter_map(|path| Some((path, path.simulated.as_ref()?))).peekable();
     if simulated.peek().is_none() {

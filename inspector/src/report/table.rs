@@ -93,10 +93,14 @@ fn write_simulated(
                 1 => "1 from".to_owned(),
                 packets => format!("{packets} from"),
             };
+            // No client of those that the frontend lets through could be simulated.
+            let alone =
+                simulated.denied.as_ref().is_some_and(|denied| denied.source == simulated.source);
+            let outside = if alone { "outside the ranges " } else { "" };
             table.add_row([
                 port(&path.frontend).to_owned(),
                 path.device.clone().unwrap_or_default(),
-                format!("{number} {}", simulated.source),
+                format!("{number} {outside}{}", simulated.source),
                 simulated.came(),
             ]);
             let others = [
@@ -127,6 +131,10 @@ fn write_simulated(
     }
     let mut table = new_table(style);
     table.add_row(["Simulated:".to_owned(), simulation.to_string()]);
+    for line in &simulation.not_simulated {
+        let line = line.strip_prefix("simulation of ").unwrap_or(line);
+        table.add_row(["NOT:".to_owned(), line.to_owned()]);
+    }
     print(&table, out)
 }
 

@@ -163,7 +163,12 @@ impl Maps {
                 MapKind::NodeportNeigh => None,
                 MapKind::Affinity => Some(Occupied::Client(what)),
                 // The entries for ICMP errors have no ports: any connection of the client's.
-                _ if what.starts_with(RELATED) => Some(Occupied::Client(what)),
+                _ if what.starts_with(RELATED) => {
+                    let whom = what.rsplit(' ').next().unwrap_or_default();
+                    Some(Occupied::Client(format!(
+                        "it has, or had not long ago, connections to {whom}"
+                    )))
+                }
                 _ => Some(Occupied::Connection),
             };
             if let Some(occupied) = occupied {
@@ -270,11 +275,14 @@ impl Watch<'_> {
         keys
     }
 
-    /// Takes back what the run has written. `backend` is where the packet went, if that is none of
-    /// the known backends.
-    pub fn take_back(&mut self, backend: Option<(IpAddr, u16)>) -> Vec<Effect> {
+    /// Nothing was run.
+    pub fn release(mut self) {
         self.done = true;
-        self.backends.extend(backend);
+    }
+
+    /// Takes back what the run has written.
+    pub fn take_back(&mut self) -> Vec<Effect> {
+        self.done = true;
         let mut effects = Vec::new();
         for (index, key, what) in self.keys() {
             self.remove(index, &key, what, &mut effects);
@@ -325,7 +333,7 @@ impl Drop for Watch<'_> {
     /// On a panic too, nothing stays.
     fn drop(&mut self) {
         if !self.done {
-            self.take_back(None);
+            self.take_back();
         }
     }
 }

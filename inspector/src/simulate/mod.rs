@@ -14,9 +14,12 @@ pub mod source;
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
+    fs::{File, TryLockError},
     io,
     net::IpAddr,
     os::fd::{AsFd as _, OwnedFd},
+    thread,
+    time::{Duration, Instant},
 };
 
 use effects::{Maps, Occupied};
@@ -43,6 +46,9 @@ pub const MOST_PACKETS: u32 = 10_000;
 
 /// `XDP_PASS`
 const XDP_PASS: i32 = 2;
+
+/// `TC_ACT_UNSPEC`, which is tcx's "next" too.
+const TC_NEXT: i32 = -1;
 
 /// Source ports of the packets: those that Linux gives to clients.
 const PORTS: std::ops::Range<u16> = 32_768..60_999;
@@ -140,7 +146,10 @@ fn simulate(
     if let Some(source) = unread {
         return Err(SimulateError::NotRead(source.reason.clone().unwrap_or_default()));
     }
-    let devices = targets::devices(evidence);
+    let Some(_lock) = lock(evidence, held)? else {
+        return Ok(Simulation { interrupted: true, ..Simulation::default() });
+    };
+    let devices = targets::devices(evidence, query.address);
     let ports = targets::ports(evidence, query);
     let used: Vec<u32> =
         devices.iter().flat_map(|device| device.programs.iter().map(|one| one.1)).collect();
@@ -172,6 +181,34 @@ fn simulate(
     }
     still_attached(&devices, &simulator)?;
     Ok(simulator.simulation)
+}
+
+/// How long another simulation on this node is waited for.
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// Two simulations at once would take each other's entries for those of real clients: the second
+/// waits. Nothing if a signal came meanwhile.
+fn lock(evidence: &Evidence, held: &Held) -> Result<Option<File>, SimulateError> {
+    let refused = |what: &str, source| SimulateError::Refused { what: what.to_owned(), source };
+    let Some(bpffs) = evidence.bpffs.iter().find(|bpffs| bpffs.read) else {
+        return Err(SimulateError::NotRead("no BPF file system was read".to_owned()));
+    };
+    let folder = File::open(&bpffs.path).map_err(|error| refused("locking bpffs", error))?;
+    let start = Instant::now();
+    loop {
+        match folder.try_lock() {
+            Ok(()) => return Ok(Some(folder)),
+            Err(TryLockError::Error(error)) => return Err(refused("locking bpffs", error)),
+            Err(TryLockError::WouldBlock) if held.pending() => return Ok(None),
+            Err(TryLockError::WouldBlock) if start.elapsed() > PATIENCE => {
+                return Err(refused(
+                    "another simulation has been running on this node for a minute",
+                    io::ErrorKind::ResourceBusy.into(),
+                ));
+            }
+            Err(TryLockError::WouldBlock) => thread::sleep(Duration::from_millis(2)),
+        }
+    }
 }
 
 /// That what was run is what runs there.
@@ -229,6 +266,9 @@ impl Simulator<'_> {
         if device.programs.is_empty() {
             return Some("no program of Cilium's runs there".to_owned());
         }
+        if let Some(why) = &device.other_maps {
+            return Some(format!("{why}: whose connections a run would touch cannot be told"));
+        }
         match (device.ethernet, device.mac) {
             (None, _) => return Some("what kind of device it is was not read".to_owned()),
             (Some(true), None) => return Some("it has no MAC address".to_owned()),
@@ -238,6 +278,9 @@ impl Simulator<'_> {
             return Some("Cilium's XDP program runs in the hardware".to_owned());
         }
         let source = self.request.source?;
+        if self.taken().contains(&source) {
+            return Some(format!("{source} is an address of this node, or the VIP: no client's"));
+        }
         (!source::fits(source, device.ethernet == Some(true)))
             .then(|| format!("not from {source}: {}", source::L3_TRICK))
     }
@@ -257,7 +300,17 @@ impl Simulator<'_> {
         }
         let v6 = self.query.address.is_ipv6();
         let ethernet = device.ethernet == Some(true);
-        let usual = self.request.source.unwrap_or_else(|| source::nobody(v6, ethernet));
+        if let Some(source) = self.request.source
+            && port.backends.iter().any(|backend| backend.0 == source)
+        {
+            self.skip(device, Some(port), format!("{source} is a backend, no client"));
+            return Ok(());
+        }
+        let usual = self.request.source.unwrap_or_else(|| {
+            source::nobodies(v6, ethernet)
+                .find(|&source| self.is_free(source, port))
+                .unwrap_or_else(|| source::nobody(v6, ethernet))
+        });
         // Where only some sources are let through, one that is and one that is not.
         let mut sources = vec![usual];
         if let (Some(ranges), None) = (&port.ranges, self.request.source)
@@ -294,6 +347,25 @@ impl Simulator<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Whether a client has nothing that a run would change.
+    fn is_free(&self, source: IpAddr, port: &Port) -> bool {
+        let flow = Flow {
+            source,
+            source_port: self.port,
+            destination: self.query.address,
+            destination_port: port.port,
+            protocol: port.protocol,
+        };
+        match self.maps.watch(flow, port.reverse_nat, &port.backends) {
+            Ok(watch) => {
+                watch.release();
+                true
+            }
+            Err(Occupied::Connection) => true,
+            Err(Occupied::Client(_)) => false,
+        }
     }
 
     /// Addresses that may not be made a client.
@@ -385,7 +457,7 @@ impl Simulator<'_> {
             .filter(|_| ethernet)
             .map(|own| Macs { source: self.client_mac(source, device.ifindex), destination: own });
         let Some(bytes) = packet::opening(&flow, fastrand::u32(..), macs, PAYLOAD) else {
-            watch.take_back(None);
+            watch.release();
             return Ok(None);
         };
         let mut run = Run {
@@ -404,8 +476,18 @@ impl Simulator<'_> {
         };
         // Whatever happens, what was run so far is taken back by `watch`.
         let result = steps(&mut self.programs, device, bytes, &mut run);
-        let effects = watch.take_back(self::destination(&run));
+        let effects = watch.take_back();
         self.simulation.effects.extend(effects);
+        // What is there for a backend that nobody knew of may be somebody else's.
+        if let Some((to, _)) = self::destination(&run)
+            .filter(|to| *to != destination && to.0 != source && !port.backends.contains(to))
+        {
+            let why = format!(
+                "a packet went to {to}, which is no backend that was read: conntrack entries of \
+                 {source} with it were left to expire"
+            );
+            self.skip(device, Some(port), why);
+        }
         result?;
         self.simulation.runs.push(run);
         Ok(self.simulation.runs.last())
@@ -482,7 +564,9 @@ fn steps(
             mark: ran.mark,
             control_buffer: ran.control_buffer,
         });
-        if is_xdp && ran.returned != XDP_PASS {
+        let goes_on = if is_xdp { ran.returned == XDP_PASS } else { ran.returned == TC_NEXT };
+        // Behind XDP comes tc; within tc the next program is for packets that this one left to it.
+        if !goes_on {
             break;
         }
         packet = ran.packet;

@@ -56,6 +56,15 @@ pub fn nobody(v6: bool, ethernet: bool) -> IpAddr {
     }
 }
 
+/// Clients that nobody is, in the order in which they are used: the next ones are for when a run
+/// that was killed has left something of the first.
+pub fn nobodies(v6: bool, ethernet: bool) -> impl Iterator<Item = IpAddr> {
+    (0..16).map(move |more: u8| match nobody(v6, ethernet) {
+        IpAddr::V4(first) => Ipv4Addr::from(u32::from(first) + u32::from(more)).into(),
+        IpAddr::V6(first) => Ipv6Addr::from(u128::from(first) + u128::from(more)).into(),
+    })
+}
+
 /// A client that a frontend with source ranges lets through.
 #[must_use]
 pub fn admitted(ranges: &Ranges, v6: bool, ethernet: bool, taken: &[IpAddr]) -> Option<IpAddr> {

@@ -49,10 +49,10 @@ pub(super) enum Undecoded {
     Unknown,
 }
 
-/// Makes a sighting of an event. `reasons` are the names of the reasons of drops.
+/// Makes a sighting of an event. `reasons` are the names of the reasons of drops, if known.
 pub(super) fn sighting(
     event: &Event,
-    reasons: &BTreeMap<u32, String>,
+    reasons: Option<&BTreeMap<u32, String>>,
 ) -> Result<Sighting, Undecoded> {
     // Exhaustive, so that a new field is not forgotten here.
     let Event {
@@ -97,7 +97,8 @@ pub(super) fn sighting(
     let state = value.filter(|_| is_neighbour).map(state_name);
     let detail = match (hook, value) {
         (Hook::Drop, Some(reason)) => {
-            Some(reasons.get(&reason).cloned().unwrap_or_else(|| format!("reason {reason}")))
+            let name = reasons.and_then(|reasons| reasons.get(&reason)).cloned();
+            Some(name.unwrap_or_else(|| format!("reason {reason}")))
         }
         (Hook::IcmpSend, Some(value)) => {
             Some(format!("type {}, code {}", value >> 8, value & 0xff))

@@ -10,12 +10,15 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd as _, AsRawFd as _};
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, PerCpuArray, RingBuf};
 use aya::programs::tc::TcAttachOptions;
 use aya::programs::{
-    KProbe, LinkOrder, ProgramError, RawTracePoint, SchedClassifier, TcAttachType,
+    KProbe, LinkOrder, Program, ProgramError, RawTracePoint, SchedClassifier, TcAttachType,
 };
 use aya::{Ebpf, EbpfLoader};
 use inspector_common::observe::{
@@ -28,7 +31,7 @@ use super::clsact::Clsact;
 use super::decode::{self, HOOKS, TIERS, Undecoded};
 use super::device::{Device, LinkLayer};
 use super::neighbours::Neighbours;
-use super::offsets::Kernel;
+use super::offsets::{self, Kernel};
 use super::sighting::{Hook, Sighting, Tier};
 use crate::sys::tc::Direction;
 
@@ -58,6 +61,9 @@ pub struct Plan {
     pub tiers: BTreeSet<Tier>,
     /// How the tc tier is attached.
     pub chain: Chain,
+    /// Names of tracepoints and functions of the kernel that are not to be touched. Another
+    /// function takes the place of one where there is another.
+    pub avoid: BTreeSet<String>,
     /// Size of the ring buffer for events, bytes, rounded up to a power of two of pages.
     pub ring_bytes: u32,
 }
@@ -104,6 +110,7 @@ impl Default for Plan {
             egress: Vec::new(),
             tiers: [Tier::Tc, Tier::Netlink, Tier::Tracepoint, Tier::Kprobe, Tier::Program].into(),
             chain: Chain::default(),
+            avoid: BTreeSet::new(),
             ring_bytes: RING_BYTES,
         }
     }
@@ -142,6 +149,16 @@ pub struct HookCount {
 const NO_PROGRAM_TIER: &str =
     "this version does not trace the entry and exit of Cilium's own programs";
 
+/// Why something of [`Plan::avoid`] is not attached.
+const AVOIDED: &str = "it is to be left alone";
+
+const RESETS: &str = "tcp_send_reset";
+/// What [`RESETS`] tells on kernels before Linux 6.10.
+const RESETS_OF_SOCKETS: &str = "before Linux 6.10: not of closed ports";
+
+/// Tells of IPv4 alone.
+const ICMP_ERRORS: &str = "icmp_send";
+
 /// Tracepoints, what their programs have to know of the kernel, and the hook that each is.
 const TRACEPOINTS: [(&str, Needs, Hook); 13] = [
     ("neigh_create", Needs::Base, Hook::NeighCreate),
@@ -155,8 +172,8 @@ const TRACEPOINTS: [(&str, Needs, Hook); 13] = [
     ("net_dev_queue", Needs::Base, Hook::Queue),
     ("net_dev_start_xmit", Needs::Base, Hook::Transmit),
     ("kfree_skb", Needs::Base, Hook::Drop),
-    ("tcp_send_reset", Needs::Base, Hook::TcpReset),
-    ("icmp_send", Needs::Base, Hook::IcmpSend),
+    (RESETS, Needs::Base, Hook::TcpReset),
+    (ICMP_ERRORS, Needs::Base, Hook::IcmpSend),
 ];
 
 /// What a tracepoint's program has to know of the kernel.
@@ -167,48 +184,60 @@ enum Needs {
     Fib6,
 }
 
-/// One thing to be seen by a kprobe: the program; functions of which the first that can be probed
-/// is taken; and the tracepoint that says it better, where that is attached.
+/// Where the kernel says how kprobes are asked for.
+const KPROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
+
+/// One thing to be seen by a kprobe: functions, of which the first that can be probed is taken, with
+/// their programs; and the tracepoint that says it better, where that is attached.
 struct Probe {
-    program: &'static str,
     hook: Hook,
-    functions: &'static [&'static str],
+    functions: &'static [(&'static str, &'static str)],
     unless: Option<&'static str>,
 }
 
-const fn probe(program: &'static str, hook: Hook, functions: &'static [&'static str]) -> Probe {
-    Probe { program, hook, functions, unless: None }
+const fn probe(hook: Hook, functions: &'static [(&'static str, &'static str)]) -> Probe {
+    Probe { hook, functions, unless: None }
 }
 
-const PROBES: [Probe; 13] = [
-    probe("kp_neigh_resolve", Hook::NeighResolve, &["__neigh_event_send", "neigh_resolve_output"]),
-    probe("kp_neigh_solicit", Hook::NeighSolicit, &["arp_solicit"]),
-    probe("kp_neigh_solicit", Hook::NeighSolicit, &["ndisc_solicit"]),
-    probe("kp_route", Hook::Route, &["ip_route_input_noref", "ip_rcv_finish"]),
-    probe("kp_route", Hook::Route, &["ip6_route_input", "ip6_rcv_finish"]),
-    probe("kp_local_deliver", Hook::LocalDeliver, &["ip_local_deliver", "ip_local_deliver_finish"]),
-    probe("kp_local_deliver", Hook::LocalDeliver, &["ip6_input", "ip6_protocol_deliver_rcu"]),
-    probe("kp_forward", Hook::Forward, &["ip_forward"]),
-    probe("kp_forward", Hook::Forward, &["ip6_forward"]),
-    Probe {
-        program: "kp_queue",
-        hook: Hook::Queue,
-        functions: &["__dev_queue_xmit"],
-        unless: Some("net_dev_queue"),
-    },
-    Probe {
-        program: "kp_tcp_reset",
-        hook: Hook::TcpReset,
-        functions: &["tcp_v4_send_reset"],
-        unless: Some("tcp_send_reset"),
-    },
-    Probe {
-        program: "kp_icmp_send",
-        hook: Hook::IcmpSend,
-        functions: &["__icmp_send"],
-        unless: Some("icmp_send"),
-    },
-    probe("kp_icmp_send", Hook::IcmpSend, &["icmp6_send"]),
+const fn unless(
+    tracepoint: &'static str,
+    hook: Hook,
+    functions: &'static [(&'static str, &'static str)],
+) -> Probe {
+    Probe { hook, functions, unless: Some(tracepoint) }
+}
+
+/// The later ones of a line are next to the first in the path of calls.
+const PROBES: [Probe; 16] = [
+    unless("neigh_create", Hook::NeighCreate, &[("__neigh_create", "kp_neigh_create")]),
+    probe(
+        Hook::NeighResolve,
+        &[("__neigh_event_send", "kp_neigh_resolve"), ("neigh_resolve_output", "kp_neigh_resolve")],
+    ),
+    probe(Hook::NeighSolicit, &[("arp_solicit", "kp_neigh_solicit")]),
+    probe(Hook::NeighSolicit, &[("ndisc_solicit", "kp_neigh_solicit")]),
+    // No others: `ip_rcv_finish` and IPv6's twin can be probed, but are inlined where it matters.
+    probe(Hook::Route, &[("ip_route_input_noref", "kp_route")]),
+    probe(Hook::Route, &[("ip6_route_input", "kp_route")]),
+    probe(
+        Hook::LocalDeliver,
+        &[
+            ("ip_local_deliver", "kp_local_deliver"),
+            ("ip_local_deliver_finish", "kp_local_deliver_2"),
+        ],
+    ),
+    probe(
+        Hook::LocalDeliver,
+        &[("ip6_input", "kp_local_deliver"), ("ip6_protocol_deliver_rcu", "kp_local_deliver_1")],
+    ),
+    probe(Hook::Forward, &[("ip_forward", "kp_forward")]),
+    probe(Hook::Forward, &[("ip6_forward", "kp_forward")]),
+    unless("net_dev_queue", Hook::Queue, &[("__dev_queue_xmit", "kp_queue")]),
+    unless("net_dev_start_xmit", Hook::Transmit, &[("dev_hard_start_xmit", "kp_transmit")]),
+    unless(RESETS, Hook::TcpReset, &[("tcp_v4_send_reset", "kp_tcp_reset")]),
+    unless(RESETS, Hook::TcpReset, &[("tcp_v6_send_reset", "kp_tcp_reset")]),
+    unless("icmp_send", Hook::IcmpSend, &[("__icmp_send", "kp_icmp_send")]),
+    probe(Hook::IcmpSend, &[("icmp6_send", "kp_icmp_send")]),
 ];
 
 /// Everything that is attached. Dropping it detaches all; so does the end of the process.
@@ -220,7 +249,8 @@ pub struct Observers {
     counts: PerCpuArray<MapData, Count>,
     events: RingBuf<MapData>,
     neighbours: Option<Neighbours>,
-    reasons: BTreeMap<u32, String>,
+    /// Names of the reasons of drops, where they are known.
+    reasons: Option<&'static BTreeMap<u32, String>>,
     status: Vec<TierStatus>,
     malformed: u64,
 }
@@ -258,14 +288,14 @@ impl Observers {
         };
 
         let kernel = if wants(Tier::Tracepoint) || wants(Tier::Kprobe) {
-            Some(Kernel::read())
+            Some(offsets::kernel())
         } else {
             None
         };
         let settings = Settings {
             netns: netns().map_err(TraceError::Netns)?,
             has_clients: u32::from(!plan.clients.is_empty()),
-            offsets: kernel.as_ref().map(|kernel| kernel.offsets).unwrap_or_default(),
+            offsets: kernel.map(|kernel| kernel.offsets).unwrap_or_default(),
         };
         let object = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/inspector-ebpf"));
         let mut ebpf = EbpfLoader::new()
@@ -275,6 +305,7 @@ impl Observers {
             .load(object)
             .map_err(|error| TraceError::Load(Box::new(error)))?;
         fill(&mut ebpf, plan)?;
+        preload(&mut ebpf, &programs(plan, &wanted, kernel));
 
         let mut status = Vec::new();
         if wants(Tier::Tc) {
@@ -288,12 +319,12 @@ impl Observers {
         }
         let mut traced = Vec::new();
         if wants(Tier::Tracepoint) {
-            let found = attach_tracepoints(&mut ebpf, kernel.as_ref());
+            let found = attach_tracepoints(&mut ebpf, kernel, &plan.avoid);
             traced.clone_from(&found.attached);
             status.push(found);
         }
         if wants(Tier::Kprobe) {
-            status.push(attach_kprobes(&mut ebpf, kernel.as_ref(), &traced));
+            status.push(attach_kprobes(&mut ebpf, kernel, &traced, &plan.avoid));
         }
         if wants(Tier::Program) {
             let why = NO_PROGRAM_TIER;
@@ -307,7 +338,7 @@ impl Observers {
             events: take(&mut ebpf, name::EVENTS)?,
             _ebpf: ebpf,
             neighbours,
-            reasons: kernel.map(|kernel| kernel.reasons).unwrap_or_default(),
+            reasons: kernel.map(|kernel| &kernel.reasons),
             status,
             malformed: 0,
         })
@@ -331,7 +362,7 @@ impl Observers {
         while let Some(item) = self.events.next() {
             let event = Event::read_from_bytes(&item)
                 .map_err(|_| TraceError::Mismatch(format!("an event of {} bytes", item.len())))?;
-            match decode::sighting(&event, &self.reasons) {
+            match decode::sighting(&event, self.reasons) {
                 Ok(sighting) => return Ok(Some(sighting)),
                 Err(Undecoded::Malformed) => self.malformed += 1,
                 Err(Undecoded::Unknown) => {
@@ -499,6 +530,66 @@ fn whole(found: &[(Hook, bool)]) -> Vec<(Hook, Option<Vec<u32>>)> {
         .collect()
 }
 
+/// The program that watches a device.
+fn classifier(device: Device, direction: Direction) -> &'static str {
+    match (direction, device.link) {
+        (Direction::Ingress, LinkLayer::Ethernet) => "inspect_tc_in",
+        (Direction::Ingress, LinkLayer::None) => "inspect_l3_in",
+        (Direction::Egress, LinkLayer::Ethernet) => "inspect_tc_out",
+        (Direction::Egress, LinkLayer::None) => "inspect_l3_out",
+    }
+}
+
+/// Programs that are probably going to be attached.
+fn programs(
+    plan: &Plan,
+    wanted: &[(String, Device, Direction)],
+    kernel: Option<&Kernel>,
+) -> BTreeSet<String> {
+    let mut names = BTreeSet::new();
+    if plan.tiers.contains(&Tier::Tc) {
+        names.extend(wanted.iter().map(|one| classifier(one.1, one.2).to_owned()));
+    }
+    let is_readable = kernel.is_some_and(|kernel| kernel.base.is_none());
+    let traces = is_readable && plan.tiers.contains(&Tier::Tracepoint);
+    if traces {
+        let tracepoints = TRACEPOINTS.iter().filter(|(name, ..)| !plan.avoid.contains(*name));
+        names.extend(tracepoints.map(|(name, ..)| format!("tp_{name}")));
+    }
+    if is_readable && plan.tiers.contains(&Tier::Kprobe) && Path::new(KPROBES).exists() {
+        let probes = PROBES.iter().filter(|probe| !traces || probe.unless.is_none());
+        names.extend(probes.map(|probe| probe.functions[0].1.to_owned()));
+    }
+    names
+}
+
+/// Loads programs into the kernel, several at a time: the verifier takes most of the time until all
+/// is attached. What it refuses is asked for again, and said, when it is to be attached.
+fn preload(ebpf: &mut Ebpf, names: &BTreeSet<String>) {
+    let programs = ebpf.programs_mut().filter(|(name, _)| names.contains(*name));
+    let queue = Mutex::new(programs);
+    let work = || {
+        loop {
+            let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let Some((_, program)) = next else { break };
+            let _ = match program {
+                Program::SchedClassifier(program) => program.load(),
+                Program::RawTracePoint(program) => program.load(),
+                Program::KProbe(program) => program.load(),
+                _ => Ok(()),
+            };
+        }
+    };
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(names.len());
+    thread::scope(|scope| {
+        for _ in 1..threads {
+            // Without it, it takes longer.
+            let _ = thread::Builder::new().spawn_scoped(scope, work);
+        }
+        work();
+    });
+}
+
 fn attach_tc(
     ebpf: &mut Ebpf,
     wanted: &[(String, Device, Direction)],
@@ -507,20 +598,11 @@ fn attach_tc(
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
     let mut devices: BTreeMap<Hook, Vec<u32>> = BTreeMap::new();
     for (name, device, direction) in wanted {
-        let (word, kind, program) = match (direction, device.link) {
-            (Direction::Ingress, LinkLayer::Ethernet) => {
-                ("ingress", TcAttachType::Ingress, "inspect_tc_in")
-            }
-            (Direction::Ingress, LinkLayer::None) => {
-                ("ingress", TcAttachType::Ingress, "inspect_l3_in")
-            }
-            (Direction::Egress, LinkLayer::Ethernet) => {
-                ("egress", TcAttachType::Egress, "inspect_tc_out")
-            }
-            (Direction::Egress, LinkLayer::None) => {
-                ("egress", TcAttachType::Egress, "inspect_l3_out")
-            }
+        let (word, kind) = match direction {
+            Direction::Ingress => ("ingress", TcAttachType::Ingress),
+            Direction::Egress => ("egress", TcAttachType::Egress),
         };
+        let program = classifier(*device, *direction);
         let how = if clsact.is_some() { "clsact" } else { "tcx" };
         let hook = format!("{name} {word} ({how})");
         let result = loaded::<SchedClassifier>(ebpf, program, SchedClassifier::load).and_then(
@@ -578,7 +660,11 @@ fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
     }
 }
 
-fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
+fn attach_tracepoints(
+    ebpf: &mut Ebpf,
+    kernel: Option<&Kernel>,
+    avoid: &BTreeSet<String>,
+) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
     let mut found = Vec::new();
     for (name, needs, hook) in TRACEPOINTS {
@@ -588,6 +674,7 @@ fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
             Needs::Fib6 => kernel.fib6.as_ref(),
         });
         let result = match unknown {
+            _ if avoid.contains(name) => Err(AVOIDED.to_owned()),
             Some(why) => Err(why.clone()),
             None => loaded::<RawTracePoint>(ebpf, &format!("tp_{name}"), RawTracePoint::load)
                 .and_then(|program| {
@@ -597,8 +684,17 @@ fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
                     })
                 }),
         };
-        found.push((hook, result.is_ok()));
+        let tells_all = match name {
+            RESETS => kernel.is_some_and(|kernel| kernel.tells_all_resets),
+            ICMP_ERRORS => false,
+            _ => true,
+        };
+        found.push((hook, result.is_ok() && tells_all));
         match result {
+            // By another name, so that a kprobe is attached too.
+            Ok(()) if name == RESETS && !tells_all => {
+                attached.push(format!("{name} ({RESETS_OF_SOCKETS})"));
+            }
             Ok(()) => attached.push(name.to_owned()),
             Err(why) => missing.push((name.to_owned(), why)),
         }
@@ -608,11 +704,10 @@ fn attach_tracepoints(ebpf: &mut Ebpf, kernel: Option<&Kernel>) -> TierStatus {
 
 /// Why kprobes can do nothing for us on this kernel; nothing if they can.
 fn no_kprobes(kernel: &Kernel) -> Option<String> {
-    const TYPE: &str = "/sys/bus/event_source/devices/kprobe/type";
     match kernel.base.clone() {
-        None if !std::path::Path::new(TYPE).exists() => {
-            Some(format!("this kernel has no kprobes ({TYPE} is not there; CONFIG_KPROBE_EVENTS)"))
-        }
+        None if !Path::new(KPROBES).exists() => Some(format!(
+            "this kernel has no kprobes ({KPROBES} is not there; CONFIG_KPROBE_EVENTS)"
+        )),
         other => other,
     }
 }
@@ -635,7 +730,7 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
         let lacking: Vec<&str> = names.iter().copied().filter(|name| !has(name)).collect();
         (!lacking.is_empty()).then(|| format!("needs {}", lacking.join(" and ")))
     };
-    let kernel = Kernel::read();
+    let kernel = offsets::kernel();
     let locked = (lockdown == Some("confidentiality"))
         .then(|| "kernel lockdown (confidentiality) refuses to read kernel memory".to_owned());
     let traced = lacks(&["CAP_BPF", "CAP_PERFMON"]).or(locked);
@@ -657,7 +752,7 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
         ),
         (
             Tier::Kprobe,
-            or(traced.or_else(|| no_kprobes(&kernel)), "functions that tracepoints do not cover"),
+            or(traced.or_else(|| no_kprobes(kernel)), "functions that tracepoints do not cover"),
         ),
         (Tier::Program, Err(NO_PROGRAM_TIER.to_owned())),
     ]
@@ -665,38 +760,53 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
     .into()
 }
 
-fn attach_kprobes(ebpf: &mut Ebpf, kernel: Option<&Kernel>, traced: &[String]) -> TierStatus {
+fn attach_kprobes(
+    ebpf: &mut Ebpf,
+    kernel: Option<&Kernel>,
+    traced: &[String],
+    avoid: &BTreeSet<String>,
+) -> TierStatus {
     let unusable = kernel.and_then(no_kprobes);
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
     let mut seen = Vec::new();
-    for Probe { program, hook, functions, unless } in PROBES {
+    for Probe { hook, functions, unless } in PROBES {
         if unless.is_some_and(|tracepoint| traced.iter().any(|name| name == tracepoint)) {
+            seen.push((hook, false));
             continue;
         }
+        let (name, _) = functions[0];
         if let Some(why) = &unusable {
-            missing.push((functions[0].to_owned(), why.clone()));
+            missing.push((name.to_owned(), why.clone()));
             seen.push((hook, false));
             continue;
         }
         let mut first = None;
-        let found = functions.iter().find(|function| {
-            let result = loaded::<KProbe>(ebpf, program, KProbe::load).and_then(|program| {
-                program.attach(function, 0).map(drop).map_err(|error| match errno(&error) {
-                    Some(libc::ENOENT | libc::EADDRNOTAVAIL | libc::EINVAL) => {
-                        "this kernel has no such function, or has inlined it".to_owned()
-                    }
-                    _ => sentence(&error),
-                })
-            });
+        let found = functions.iter().find(|(function, program)| {
+            let result = if avoid.contains(*function) {
+                Err(AVOIDED.to_owned())
+            } else {
+                attach_kprobe(ebpf, function, program)
+            };
             result.map_err(|why| first.get_or_insert(why).clone()).is_ok()
         });
-        seen.push((hook, found.is_some()));
+        // The next ones in the path of calls do not see all.
+        seen.push((hook, found.is_some_and(|(function, _)| *function == name)));
         match (found, first) {
-            (Some(function), _) => attached.push((*function).to_owned()),
-            (None, why) => missing.push((functions[0].to_owned(), why.unwrap_or_default())),
+            (Some((function, _)), _) => attached.push((*function).to_owned()),
+            (None, why) => missing.push((name.to_owned(), why.unwrap_or_default())),
         }
     }
     status(Tier::Kprobe, whole(&seen), attached, missing)
+}
+
+fn attach_kprobe(ebpf: &mut Ebpf, function: &str, program: &str) -> Result<(), String> {
+    let program = loaded::<KProbe>(ebpf, program, KProbe::load)?;
+    program.attach(function, 0).map(drop).map_err(|error| match errno(&error) {
+        Some(libc::ENOENT | libc::EADDRNOTAVAIL | libc::EINVAL) => {
+            "this kernel has no such function, or has inlined it".to_owned()
+        }
+        _ => sentence(&error),
+    })
 }
 
 /// A program of the object file, loaded into the kernel if it was not yet.
@@ -736,7 +846,11 @@ fn sentence(error: &ProgramError) -> String {
     if let ProgramError::LoadError { io_error, verifier_log } = error {
         let log = verifier_log.to_string();
         let words: Vec<&str> = log.lines().filter(|line| !line.is_empty()).collect();
-        let is_sum = |line: &str| line.starts_with("processed") || line.contains("stack depth");
+        let is_sum = |line: &str| {
+            ["processed", "verification time", "stack depth"]
+                .iter()
+                .any(|word| line.starts_with(word))
+        };
         let last = words.iter().rev().find(|line| !is_sum(line)).unwrap_or(&"");
         return format!("bpf(BPF_PROG_LOAD): {io_error}; {last}");
     }

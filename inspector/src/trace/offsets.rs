@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::OnceLock;
 
 use inspector_common::observe::Offsets;
 
@@ -19,11 +20,21 @@ pub(super) struct Kernel {
     pub(super) fib6: Option<String>,
     /// Names of the reasons of drops.
     pub(super) reasons: BTreeMap<u32, String>,
+    /// Whether the tracepoint of TCP resets tells those that answer for a port at which no socket
+    /// listens, too. It does since Linux 6.10, which has given them reasons shortly before
+    /// (`enum sk_rst_reason` in
+    /// <https://github.com/torvalds/linux/blob/v6.10/include/net/rstreason.h>).
+    pub(super) tells_all_resets: bool,
+}
+
+/// Of the running kernel, read once: it does not change.
+pub(super) fn kernel() -> &'static Kernel {
+    static KERNEL: OnceLock<Kernel> = OnceLock::new();
+    KERNEL.get_or_init(Kernel::read)
 }
 
 impl Kernel {
-    /// Of the running kernel.
-    pub(super) fn read() -> Self {
+    fn read() -> Self {
         match std::fs::read(Path::new(VMLINUX)) {
             Ok(bytes) => match Btf::new(&bytes) {
                 Some(btf) => Self::of(&btf),
@@ -42,6 +53,7 @@ impl Kernel {
             fib4: Some(why.clone()),
             fib6: Some(why),
             reasons: BTreeMap::new(),
+            tells_all_resets: false,
         }
     }
 
@@ -122,6 +134,14 @@ impl Kernel {
                 (value, name.strip_prefix("SKB_DROP_REASON_").unwrap_or(name).to_owned())
             })
             .collect();
-        Self { fib4: base.clone().or(fib4), fib6: base.clone().or(fib6), base, offsets, reasons }
+        let tells_all_resets = !btf.enumeration("sk_rst_reason").is_empty();
+        Self {
+            fib4: base.clone().or(fib4),
+            fib6: base.clone().or(fib6),
+            base,
+            offsets,
+            reasons,
+            tells_all_resets,
+        }
     }
 }

@@ -47,9 +47,12 @@ pub fn plan(evidence: &Evidence, queries: &[VipQuery], context: &Context) -> Pla
             names.push(name.to_owned());
         }
     };
-    for target in targets::devices(evidence) {
-        add(&mut ingress, &target.device);
-        add(&mut egress, &target.device);
+    // The devices are the same for every address.
+    if let Some(first) = queries.first() {
+        for target in targets::devices(evidence, first.address) {
+            add(&mut ingress, &target.device);
+            add(&mut egress, &target.device);
+        }
     }
     for device in context.devices.values().filter(|device| device.kind == DeviceKind::Pod) {
         add(&mut ingress, &device.name);

@@ -122,6 +122,13 @@ pub fn tun(name: &str) -> File {
     file
 }
 
+/// The first two numbers of the kernel's version.
+pub fn release() -> (u32, u32) {
+    let text = fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc");
+    let mut numbers = text.split('.').map_while(|number| number.parse().ok());
+    (numbers.next().expect("a version"), numbers.next().expect("a version"))
+}
+
 /// Sends a frame as it is from a device.
 pub fn send_frame(device: &str, frame: &[u8]) {
     let ifindex = i32::try_from(index(device)).expect("an interface index");

@@ -288,9 +288,9 @@ pub fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> i32 {
     let back = reversed(old);
     let mut key = reversed(new);
     let flags = if shared { u64::from(BPF_NOEXIST) } else { 0 };
-    if FLOWS.insert(&key, &back, flags).is_err() {
+    if FLOWS.insert(key, back, flags).is_err() {
         // SAFETY: a found entry is valid while this program runs.
-        let ours = FLOWS.get_ptr(&key).is_some_and(|entry| unsafe { *entry == back });
+        let ours = FLOWS.get_ptr(key).is_some_and(|entry| unsafe { *entry == back });
         if !ours {
             // One more try, from the upper half of the ports, is enough for a lab.
             #[expect(clippy::cast_possible_truncation, reason = "any bits will do")]
@@ -298,12 +298,12 @@ pub fn remember(old: &Tuple, new: &mut Tuple, shared: bool) -> i32 {
             let port = unsafe { bpf_get_prandom_u32() } as u16 | 0x8000;
             new.source_port = port.to_be();
             key.destination_port = new.source_port;
-            if let Err(error) = FLOWS.insert(&key, &back, u64::from(BPF_NOEXIST)) {
+            if let Err(error) = FLOWS.insert(key, back, u64::from(BPF_NOEXIST)) {
                 return error;
             }
         }
     }
-    FLOWS.insert(old, &*new, 0).err().unwrap_or(0)
+    FLOWS.insert(old, *new, 0).err().unwrap_or(0)
 }
 
 #[inline(always)]

@@ -30,6 +30,7 @@ const NODE_PORT: u16 = 0x20;
 const SYN: u8 = 2;
 
 /// What there is to note of a connection, beside its ends.
+#[expect(clippy::struct_excessive_bools, reason = "independent facts about one packet")]
 pub struct Note {
     /// Id of the backend.
     pub backend: u32,

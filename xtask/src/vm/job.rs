@@ -6,8 +6,9 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::Path;
+use std::process::Command;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 
 /// A command, where it runs and its whole environment.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +35,34 @@ impl Job {
             Some((name, hash)) if hash.len() == 16 => name.to_owned(),
             _ => name.into_owned(),
         }
+    }
+
+    /// Names of the tests that a test program would run, which it is asked here.
+    pub fn tests(&self) -> Result<Vec<String>> {
+        let all = self.listed(&[])?;
+        if self.words.iter().any(|word| word == "--ignored" || word == "--include-ignored") {
+            return Ok(all);
+        }
+        let ignored = self.listed(&["--ignored"])?;
+        Ok(all.into_iter().filter(|name| !ignored.contains(name)).collect())
+    }
+
+    fn listed(&self, more: &[&str]) -> Result<Vec<String>> {
+        let (program, arguments) = self.words.split_first().context("no program")?;
+        let mut command = Command::new(program);
+        command.args(arguments).args(["--list", "--format", "terse"]).args(more);
+        command.current_dir(&self.folder).env_clear().envs(self.environment.iter().cloned());
+        let out = command.output().with_context(|| format!("cannot start {}", self.name()))?;
+        if !out.status.success() {
+            bail!(
+                "{} cannot list its tests ({}): {}",
+                self.name(),
+                out.status,
+                String::from_utf8_lossy(&out.stderr).trim()
+            );
+        }
+        let text = String::from_utf8_lossy(&out.stdout);
+        Ok(text.lines().filter_map(|line| line.strip_suffix(": test")).map(str::to_owned).collect())
     }
 
     /// The shell script that becomes the command.
