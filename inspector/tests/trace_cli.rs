@@ -413,6 +413,27 @@ fn only_the_clients_and_devices_that_were_asked_for_are_seen() {
 }
 
 #[test]
+fn clients_are_masked_in_what_was_seen_and_the_verdict_stays() {
+    let node = Node::new("v1.21-tcx");
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("evidence.json");
+    let file = file.to_str().expect("UTF-8");
+    let arguments = ["192.168.2.32", "--count", "2", "--mask", "clients", "--save", file];
+    let ran = traced(&node, &arguments, || {
+        for (from, _) in PATHS {
+            connect(&node, from, "tcp", "192.168.2.32", 80, true);
+        }
+    });
+    let text = fs::read_to_string(file).expect("the evidence");
+    assert!(text.contains("\"journeys\"") && !text.contains("10.90.0.2\""), "{text}");
+    let again = run(&mut inspect(["evidence", "judge", file, "-o", "json"]));
+    for (_, path) in PATHS {
+        assert_eq!(fate(&again, "80/TCP", path), fate(&ran, "80/TCP", path));
+        assert_eq!(fate(&again, "80/TCP", path), is("dnat-before-neigh", "yes", "observed"));
+    }
+}
+
+#[test]
 fn it_can_be_started_from_another_network_namespace() {
     let node = Node::new("v1.21-tcx");
     node.0.set_agent_alive().expect("a sign of life");
