@@ -31,23 +31,17 @@ impl Watching {
     /// Starts it in the node, by a process without socket load balancing, and waits until it says
     /// that it is ready.
     fn start(node: &Node, arguments: &[&str]) -> Self {
-        Self::start_as(node, arguments, |command| command)
-    }
-
-    fn start_as(
-        node: &Node,
-        arguments: &[&str],
-        change: impl FnOnce(&mut Command) -> &mut Command + Send,
-    ) -> Self {
         node.0.set_agent_alive().expect("a sign of life");
         let folder = TempDir::new().expect("a folder");
         let ready = folder.path().join("ready");
         let spawn = || {
-            let all = arguments.iter().map(OsStr::new);
-            let mut command = inspect(all.chain([OsStr::new("--ready-file"), ready.as_os_str()]));
+            let (first, rest) = arguments.split_at(1);
+            let ready = [OsStr::new("--ready-file"), ready.as_os_str()];
+            let [first, rest] = [first, rest].map(|part| part.iter().map(OsStr::new));
+            let mut command = inspect(first.chain(ready).chain(rest));
             command.stdout(Stdio::piped()).stderr(Stdio::piped());
             let command = exec_outside(node.0.record(), Ns::Node, &mut command).expect("the node");
-            change(command).spawn().expect("the program runs")
+            command.spawn().expect("the program runs")
         };
         let mut child = node.0.run_alone(None, spawn).expect("mounts of its own");
         let deadline = Instant::now() + Duration::from_secs(30);
@@ -638,6 +632,20 @@ fn a_command_that_is_not_done_is_ended_with_the_watching() {
     let pid = ran.err.lines().find_map(|line| line.strip_prefix("pid ")).expect("its number");
     assert!(!Path::new("/proc").join(pid).exists(), "{pid} still runs");
 
+    // Nor does it outlive a death without a farewell.
+    let sleep = ["--", "bash", "-c", "echo pid $$; exec sleep 600"];
+    let mut watching =
+        Watching::start(&node, &[&["vip", "192.168.2.20", "--trace"][..], &sleep].concat());
+    let mut said = BufReader::new(watching.child.stderr.take().expect("a pipe"));
+    let mut line = String::new();
+    said.read_line(&mut line).expect("a line");
+    let pid = line.trim().strip_prefix("pid ").expect("its number").to_owned();
+    watching.signal(libc::SIGKILL);
+    watching.child.wait().expect("an end");
+    // It holds the other end.
+    line.clear();
+    assert_eq!(said.read_line(&mut line).expect("the end"), 0, "{pid}: {line}");
+
     let ran = node.inspect(&["vip", "192.168.2.20", "--trace", "--", "/no/such/command"]);
     ran.refused(2, &["cannot run `/no/such/command`"]);
 }
@@ -657,6 +665,10 @@ fn what_is_asked_wrongly_is_refused() {
         (&["vip", "192.0.2.1", "--", "true"], &["-- COMMAND is about tracing"]),
         (&["vip", "192.0.2.1", "--pcap", "x"], &["--pcap is about tracing"]),
         (&["vip", "192.0.2.1", "--trace", "--from", there], &["--trace needs the node"]),
+        (
+            &["vip", "192.0.2.1", "--trace", "--from", there, "--from", there],
+            &["--trace needs the node"],
+        ),
         (&["vip", "192.0.2.1", "--trace", "--ready-fd", "1"], &["standard stream"]),
         (&["vip", "192.0.2.1", "--trace", "--ready-fd", "77"], &["--ready-fd 77 is not open"]),
         (&["vip", "192.0.2.1", "--trace", "--ready-file", there], &["is there already"]),

@@ -26,6 +26,16 @@ use super::{
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     output::only("vip", FORMS_OF_NODE, options)?;
+    if args.trace.is_none()
+        && let Some(name) = args.watch.given()
+    {
+        anyhow::bail!("{name} is about tracing: give --trace too");
+    }
+    if args.trace.is_some() && options.from.is_some() {
+        anyhow::bail!(
+            "--trace needs the node: a file is judged with what was seen when it was collected"
+        );
+    }
     if !options.nodes.is_empty() {
         if args.source.is_some() || !args.via.is_empty() || !args.expect.claims.is_empty() {
             anyhow::bail!(
@@ -51,16 +61,6 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     if args.simulate.is_some() && options.from.is_some() {
         anyhow::bail!(
             "--simulate needs the node: a file is judged with what was simulated when it was collected"
-        );
-    }
-    if args.trace.is_none()
-        && let Some(name) = args.watch.given()
-    {
-        anyhow::bail!("{name} is about tracing: give --trace too");
-    }
-    if args.trace.is_some() && options.from.is_some() {
-        anyhow::bail!(
-            "--trace needs the node: a file is judged with what was seen when it was collected"
         );
     }
     let prepared = args.trace.map(|_| watch::prepare(&args.watch, options)).transpose()?;
