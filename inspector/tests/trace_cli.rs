@@ -699,13 +699,34 @@ fn doctor_says_which_tiers_there_are_and_why_not_the_others() {
         assert_eq!(of(name)["status"], "good", "{}", of(name));
     }
     // What it says of each is what tracing then finds.
-    let ran = node.vip(&["192.168.2.20", "--trace=50ms"]);
-    let json = ran.json();
-    for tier in json["observed"]["tiers"].as_array().expect("tiers") {
-        let name = tier["tier"].as_str().expect("a name");
-        let said = of(name);
+    agree(&json, &node.vip(&["192.168.2.20", "--trace=50ms"]).json(), true);
+
+    // With less privilege too.
+    for without in ["-perfmon,-sys_admin", "-net_admin,-sys_admin"] {
+        let asks = |arguments: &[&str]| {
+            let mut command = Command::new("setpriv");
+            command.args(["--bounding-set", without, "--inh-caps", "-all"]);
+            command.arg(env!("CARGO_BIN_EXE_inspect")).args(arguments).args(["-o", "json"]);
+            run(node.0.exec_in(Ns::Node, &mut command).expect("the node"))
+        };
+        let doctor = asks(&["doctor"]).json();
+        let ran = asks(&["vip", "192.168.2.20", "--trace=50ms"]);
+        assert_eq!(ran.code, Some(3), "{without}: {ran:?}");
+        agree(&doctor, &ran.json(), false);
+    }
+}
+
+/// Checks that each kind of observers was used if doctor said so; and why not, in the same words.
+#[track_caller]
+fn agree(doctor: &Value, traced: &Value, words: bool) {
+    let abilities = doctor["abilities"].as_array().expect("abilities");
+    let tiers = traced["observed"]["tiers"].as_array().expect("tiers");
+    assert_eq!(tiers.len(), 5);
+    for tier in tiers {
+        let what = format!("tracing: {}", tier["tier"].as_str().expect("a name"));
+        let said = abilities.iter().find(|one| one["what"] == what.as_str()).expect("the tier");
         assert_eq!(said["status"] == "good", tier["used"] == true, "{said} and {tier}");
-        if tier["used"] != true {
+        if words && tier["used"] != true {
             assert_eq!(said["found"], tier["reason"], "{said} and {tier}");
         }
     }

@@ -1,6 +1,7 @@
 //! Watching packets for a while: when it begins, what runs meanwhile, and when it ends.
 
 use std::{
+    cell::Cell,
     fs::{self, File, OpenOptions},
     io::{self, BufWriter, IsTerminal, Write},
     os::{
@@ -170,15 +171,18 @@ impl Watcher<'_> {
         let mut capture = prepared.pcap.take().map(Capture::new).transpose()?;
         let plan = session::plan(self.evidence, self.queries, &context);
         let mut session = Session::start(self.evidence, context, plan, self.args.count)?;
+        let progress =
+            Progress::new(self.until.duration, self.options, !self.args.command.is_empty());
         let mut each = |journey: &Journey, conclusion: &Conclusion, context: &Context| {
             if let Some(capture) = &mut capture {
                 capture.add(journey, conclusion, context)?;
             }
+            // What is printed now would stand behind it.
+            progress.clear();
             each(conclusion)
         };
         prepared.ready()?;
         let mut command = self.command()?;
-        let mut progress = Progress::new(self.until.duration, self.options, command.is_some());
         let deadline = self.until.duration.map(|time| Instant::now() + time);
         let mut ended: Option<Instant> = None;
         let stopped = loop {
@@ -302,7 +306,7 @@ fn is_unread() -> bool {
 /// A line on a terminal that says how far it is.
 struct Progress {
     began: Instant,
-    shown: Option<Instant>,
+    shown: Cell<Option<Instant>>,
     duration: Option<Duration>,
     visible: bool,
 }
@@ -311,14 +315,14 @@ impl Progress {
     fn new(duration: Option<Duration>, options: &Resolved, has_command: bool) -> Self {
         // A command writes there too.
         let visible = !has_command && !options.quiet && io::stderr().is_terminal();
-        Self { began: Instant::now(), shown: None, duration, visible }
+        Self { began: Instant::now(), shown: Cell::new(None), duration, visible }
     }
 
-    fn show(&mut self, journeys: u64) {
-        if !self.visible || self.shown.is_some_and(|shown| shown.elapsed() < PROGRESS) {
+    fn show(&self, journeys: u64) {
+        if !self.visible || self.shown.get().is_some_and(|shown| shown.elapsed() < PROGRESS) {
             return;
         }
-        self.shown = Some(Instant::now());
+        self.shown.set(Some(Instant::now()));
         let seconds = self.began.elapsed().as_secs();
         let of = self
             .duration
@@ -330,7 +334,7 @@ impl Progress {
     }
 
     fn clear(&self) {
-        if self.shown.is_some() {
+        if self.shown.get().is_some() {
             drop(io::stderr().lock().write_all(b"\r\x1b[K"));
         }
     }

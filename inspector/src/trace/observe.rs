@@ -457,8 +457,13 @@ fn netns() -> io::Result<u32> {
     u32::try_from(inode).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Whether the kernel has tcx. One that has not does not know the question; that it refuses to answer
+/// is a matter of privilege.
 fn has_tcx(device: &str) -> bool {
-    SchedClassifier::query_tcx(device, TcAttachType::Ingress).is_ok()
+    match SchedClassifier::query_tcx(device, TcAttachType::Ingress) {
+        Ok(_) => true,
+        Err(error) => errno(&error) == Some(libc::EPERM),
+    }
 }
 
 /// Writes what is watched into the maps.
@@ -741,7 +746,8 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
         "clsact, in front of Cilium's filter (tcx needs Linux 6.6)"
     };
     [
-        (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN"]), tc)),
+        // The verifier takes its arithmetic with pointers from those alone who have CAP_PERFMON.
+        (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON"]), tc)),
         (Tier::Netlink, Ok("notifications of neighbours".to_owned())),
         (
             Tier::Tracepoint,
