@@ -129,8 +129,9 @@ impl Report {
             (&raw mut (*event).protocol).write(protocol);
             (&raw mut (*event).reserved).write([0; 7]);
             let words = (&raw mut (*event).headers).cast::<u64>();
+            // Volatile, or the compiler makes a call of it that writes byte by byte.
             for at in 0..HEADER_BYTES / 8 {
-                words.add(at).write(0);
+                words.add(at).write_volatile(0);
             }
             // Read back, so that the verifier forgets on which of a thousand ways the length came
             // to be: it would go over all of them again for the copy's sake.

@@ -10,7 +10,7 @@ use std::fs;
 use std::io::{BufRead as _, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ use inspector::trace::sighting::{Hook, Packet, Sighting, Tier};
 use net::{CLIENT_V4, CLIENT_V6, DEVICE, Host, NODE_V4, NODE_V6, index, netlink, node_and_client};
 use rtnetlink::RouteMessageBuilder;
 
-/// Held by each test: what is attached is seen by all.
-static ALONE: Mutex<()> = Mutex::new(());
+/// The test that looks at what is attached in the whole kernel writes, so that it is alone.
+static ATTACHED: RwLock<()> = RwLock::new(());
 
-fn alone() -> MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+fn among_others() -> RwLockReadGuard<'static, ()> {
+    ATTACHED.read().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A function for each thing that is watched.
@@ -144,7 +144,7 @@ fn send_udp(from: SocketAddr, to: SocketAddr) {
 
 #[test]
 fn questions_for_a_neighbour_that_does_not_answer_are_seen_with_key_device_and_packet() {
-    let _alone = alone();
+    let _others = among_others();
     let absent = ["192.0.2.99", "2001:db8:1::99"].map(|text| text.parse::<IpAddr>().expect("it"));
     let control = ["192.0.2.98", "2001:db8:1::98"].map(|text| text.parse::<IpAddr>().expect("it"));
     for avoid in [names([]), names(["__neigh_event_send"])] {
@@ -223,7 +223,7 @@ fn forward(node: &Host) {
 
 #[test]
 fn routes_forwarding_delivery_resets_and_errors_are_seen_with_their_packet() {
-    let _alone = alone();
+    let _others = among_others();
     let avoided = names(INSTEAD.map(|(first, _)| first));
     for avoid in [names([]), avoided] {
         let (node, client) = node_and_client();
@@ -291,7 +291,7 @@ fn routes_forwarding_delivery_resets_and_errors_are_seen_with_their_packet() {
 
 #[test]
 fn what_is_not_attached_is_said() {
-    let _alone = alone();
+    let _others = among_others();
     Host::new().run(|| {
         let part = Plan { avoid: names(["arp_solicit"]), ..plan([VIP_V4.into()]) };
         let observers = Observers::start(&part).expect("start");
@@ -347,7 +347,7 @@ fn nothing_is_left_when_the_process_is_killed() {
         thread::sleep(Duration::from_mins(1));
         panic!("nobody ended this process");
     }
-    let _alone = alone();
+    let _alone = ATTACHED.write().unwrap_or_else(PoisonError::into_inner);
     let mut victim = Command::new(std::env::current_exe().expect("self"))
         .args(["--exact", NAME, "--nocapture"])
         .env(VICTIM, "1")

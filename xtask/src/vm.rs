@@ -208,9 +208,9 @@ fn without_tests<W: AsRef<str>>(words: &[W], chosen: &[(String, Vec<String>)]) -
         }
     }
     let is_exact = for_tests.contains(&"--exact");
-    let names = || chosen.iter().flat_map(|(_, tests)| tests);
+    let tests = || chosen.iter().flat_map(|(_, names)| names);
     let is_matched = |filter: &str| {
-        names().any(|name| if is_exact { name == filter } else { name.contains(filter) })
+        tests().any(|name| if is_exact { name == filter } else { name.contains(filter) })
     };
     if let Some(filter) = filters.iter().find(|filter| !is_matched(filter)) {
         return Some(format!("no test's name matches {filter}: `-- --list` shows all names"));
@@ -224,8 +224,8 @@ fn without_tests<W: AsRef<str>>(words: &[W], chosen: &[(String, Vec<String>)]) -
         .map(|(_, name)| *name)
         .chain(for_cargo.iter().filter_map(|word| word.strip_prefix("--test=")))
         .collect();
-    let empty = chosen.iter().find(|(program, tests)| {
-        tests.is_empty() && (named.contains(&program.as_str()) || names().next().is_none())
+    let empty = chosen.iter().find(|(program, names)| {
+        names.is_empty() && (named.contains(&program.as_str()) || tests().next().is_none())
     });
     empty.map(|(program, _)| {
         format!("{program} would run no test: name other tests, or leave {program} out")
