@@ -12,8 +12,9 @@ fn inspect(arguments: &[&str]) -> String {
 }
 
 /// The commands that the design and the README name.
-const COMMANDS: [&str; 10] = [
+const COMMANDS: [&str; 11] = [
     "vip",
+    "trace",
     "service",
     "lb",
     "datapath",

@@ -943,3 +943,54 @@ fn a_million_sightings_are_bounded_and_accounted_for() {
     // Whatever is still held is bounded by what past connections leave.
     assert!(joiner.held() <= 2 * limits.past + limits.neighbours + 256 + 2, "{}", joiner.held());
 }
+
+/// An ARP request goes out in a buffer in which another packet may have been just before.
+#[test]
+fn a_question_on_its_way_out_is_tied_to_no_packet_by_its_buffer() {
+    let syn = Packet {
+        source: ip(false, [192, 168, 2, 50]),
+        destination: vip(false),
+        protocol: TCP,
+        ports: Some((40_000, 443)),
+        tcp: Some((7, 0, SYN)),
+        icmp: None,
+        quoted: None,
+        ip_id: 1,
+        flow_label: 0,
+        ttl: 64,
+        fragment: false,
+        length: 60,
+        payload_length: 0,
+    };
+    let sighting = |after_ns, tier, hook, packet: Option<&Packet>| Sighting {
+        monotonic_ns: START_NS + after_ns,
+        hook,
+        tier,
+        ifindex: ENO1,
+        skb: Some(0xffff_8880_0000_1000),
+        packet: packet.cloned(),
+        neighbour: packet.is_none().then(|| Neighbour { address: vip(false), state: None }),
+        mark: None,
+        detail: None,
+        flow: None,
+        asked: None,
+        headers: None,
+    };
+    let lookups = |tier| {
+        let mut joiner = Joiner::new(context(), Limits::default());
+        joiner.add(sighting(0, Tier::Tracepoint, Hook::Receive, Some(&syn)));
+        joiner.add(sighting(MS, tier, Hook::NeighSolicit, None));
+        let journeys = joiner.finish(END_NS);
+        assert_eq!(journeys.len(), 1);
+        let steps = &journeys[0].steps;
+        let found: Vec<Tie> = steps
+            .iter()
+            .filter(|step| step.sighting.neighbour.is_some())
+            .map(|step| step.tie)
+            .collect();
+        found
+    };
+    assert!(!lookups(Tier::Tracepoint).contains(&Tie::Skb));
+    // What a kprobe names is the packet that waits.
+    assert_eq!(lookups(Tier::Kprobe), [Tie::Skb]);
+}

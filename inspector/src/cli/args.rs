@@ -1,6 +1,6 @@
 //! The arguments as they are typed, and as they are meant.
 
-use std::{io::IsTerminal, path::PathBuf};
+use std::{ffi::OsString, io::IsTerminal, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use inspector::{
@@ -77,6 +77,12 @@ pub enum Command {
         #[arg(required = true, value_name = "PATH")]
         paths: Vec<PathBuf>,
     },
+    /// Show connections to a VIP, or to every one, as they come to an end: where each packet was
+    /// seen, where it was translated, which neighbours were looked up, and the answer.
+    ///
+    /// Until Ctrl-C, unless --for, --count or a command says otherwise. Exit codes: 0 a connection
+    /// was seen, 2 usage or environment error, 3 none was, or nothing can be traced here.
+    Trace(TraceArgs),
     /// Say what this node, kernel and user can do, and what is missing for what.
     Doctor,
     /// Print a completion script for a shell.
@@ -175,8 +181,91 @@ pub struct VipArgs {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(simulate::MOST_PACKETS))
     )]
     pub simulate: Option<u32>,
+    /// Watch real packets for a while (10s; such as 500ms, 2m), and say what they prove: a path that
+    /// was seen has the grade `observed`. Something has to connect meanwhile. Ctrl-C ends it early,
+    /// with the answer so far. Exit code 3 if no connection came.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        value_parser = duration
+    )]
+    #[allow(clippy::option_option, reason = "how clap says: not there, without a value, with one")]
+    pub trace: Option<Option<Duration>>,
+    #[command(flatten)]
+    pub watch: Watch,
     #[command(flatten)]
     pub expect: Expect,
+}
+
+/// Arguments of `trace`.
+#[derive(Debug, Args)]
+pub struct TraceArgs {
+    /// ADDR, ADDR:PORT or ADDR:PORT/PROTO; IPv6 with a port in brackets. Without it, every
+    /// `LoadBalancer` address of this node.
+    #[arg(value_name = "ADDR[:PORT[/PROTO]]")]
+    pub vip: Option<VipQuery>,
+    /// For so long: 30s, 2m.
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub duration: Option<Duration>,
+    /// Only packets that arrive on these devices, instead of all from which clients' can come.
+    #[arg(long, value_name = "DEV", value_delimiter = ',', value_parser = device)]
+    pub via: Vec<String>,
+    /// Only packets of the client with this address.
+    #[arg(long, value_name = "ADDR", value_parser = client)]
+    pub source: Option<std::net::IpAddr>,
+    #[command(flatten)]
+    pub watch: Watch,
+}
+
+/// How long, and what meanwhile.
+#[derive(Debug, Args)]
+pub struct Watch {
+    /// Tracing: stop after the first N connections.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// Tracing: write `ready` to this open file descriptor, and close it, when every hook is live.
+    #[arg(long, value_name = "FD")]
+    pub ready_fd: Option<i32>,
+    /// Tracing: make this file, which must not be there yet, when every hook is live.
+    #[arg(long, value_name = "FILE")]
+    pub ready_file: Option<PathBuf>,
+    /// Tracing: write what was seen of each connection to this file, as pcapng: headers alone, one
+    /// interface for each hook, what the connection proves as comment.
+    #[arg(long, value_name = "FILE")]
+    pub pcap: Option<PathBuf>,
+    /// Tracing: run this command when every hook is live, in the network namespace in which this
+    /// was started, and stop when it has ended. What it prints goes to standard error.
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+impl Watch {
+    /// The first of these arguments that was given, as it is typed.
+    pub fn given(&self) -> Option<&'static str> {
+        [
+            (self.count.is_some(), "--count"),
+            (self.ready_fd.is_some(), "--ready-fd"),
+            (self.ready_file.is_some(), "--ready-file"),
+            (self.pcap.is_some(), "--pcap"),
+            (!self.command.is_empty(), "-- COMMAND"),
+        ]
+        .into_iter()
+        .find_map(|(is, name)| is.then_some(name))
+    }
+}
+
+/// Reads how long something is to take.
+fn duration(text: &str) -> Result<Duration, String> {
+    /// Longer than anybody waits; beyond it, the clock would come to its end.
+    const MOST: Duration = Duration::from_hours(24 * 365);
+    match humantime::parse_duration(text) {
+        Ok(Duration::ZERO) => Err("nothing is seen in no time: give a duration such as 10s".into()),
+        Ok(time) if time > MOST => Err("that is more than a year: give less".into()),
+        Ok(time) => Ok(time),
+        Err(error) => Err(format!("{error}: give a duration such as 500ms, 10s or 2m")),
+    }
 }
 
 /// The name of a device.

@@ -9,7 +9,9 @@ mod evidence;
 mod lint;
 mod lists;
 mod output;
+mod trace;
 mod vip;
+mod watch;
 
 use std::{io, process::ExitCode};
 
@@ -78,9 +80,10 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
 
 fn exit_code(error: &anyhow::Error) -> ExitCode {
     let privilege = error.downcast_ref::<CollectError>().is_some_and(CollectError::is_permission);
-    // What cannot be simulated is not known; nothing is wrong with the question.
+    // What cannot be simulated or traced is not known; nothing is wrong with the question.
     let unknown = error.is::<inspector::judge::JudgeError>()
-        || error.is::<inspector::simulate::SimulateError>();
+        || error.is::<inspector::simulate::SimulateError>()
+        || error.is::<inspector::trace::TraceError>();
     if privilege || unknown { Answer::CannotTell.into() } else { ExitCode::from(ENVIRONMENT) }
 }
 
@@ -95,6 +98,7 @@ fn run(cli: Cli) -> anyhow::Result<Answer> {
         Command::Datapath(args) => datapath::run(&args, &options),
         Command::Evidence { action } => evidence::run(&action, &options),
         Command::Lint { paths } => lint::run(&paths, &options),
+        Command::Trace(args) => trace::run(&args, &options),
         Command::Doctor => doctor::run(&options),
         Command::Completions { shell } => {
             // Into memory first: the generator panics where it cannot write.

@@ -1,11 +1,14 @@
 //! `inspect vip`
 
+use std::time::Duration;
+
 use inspector::{
     collect::{self, Question},
     evidence::{VipQuery, file::Document},
     judge::{
         self, Judgement, Served,
         expect::{Checked, Expectation, Met},
+        journey,
     },
     report::{annotations, ci, html, json, junit, markdown, picture, table},
     simulate::{self, Request, SimulateError},
@@ -17,11 +20,22 @@ use super::{
     args::{Format, Resolved, VipArgs},
     cluster,
     output::{self, Loaded},
+    watch::{self, Prepared, Until},
 };
 
 /// Collects (or reads), judges, saves and prints.
 pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     output::only("vip", FORMS_OF_NODE, options)?;
+    if args.trace.is_none()
+        && let Some(name) = args.watch.given()
+    {
+        anyhow::bail!("{name} is about tracing: give --trace too");
+    }
+    if args.trace.is_some() && options.from.is_some() {
+        anyhow::bail!(
+            "--trace needs the node: a file is judged with what was seen when it was collected"
+        );
+    }
     if !options.nodes.is_empty() {
         if args.source.is_some() || !args.via.is_empty() || !args.expect.claims.is_empty() {
             anyhow::bail!(
@@ -49,10 +63,15 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
             "--simulate needs the node: a file is judged with what was simulated when it was collected"
         );
     }
+    let prepared = args.trace.map(|_| watch::prepare(&args.watch, options)).transpose()?;
     let mut loaded = match args.simulate {
         Some(at_most) => simulated(&node, at_most, args, options)?,
         None => Loaded::load(node, options)?,
     };
+    if let (Some(duration), Some(prepared)) = (args.trace, prepared) {
+        loaded.narrow(&args.via);
+        observe(&mut loaded, duration, prepared, args, options)?;
+    }
     let judgement = if let Loaded::File(document) = &loaded {
         // The file stays as it is; the question may be another one.
         let mut evidence = document.evidence.clone();
@@ -78,6 +97,27 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
         output::save(document, options.save.as_deref())?;
     }
     answer
+}
+
+/// Watches real packets, and adds what was seen.
+fn observe(
+    loaded: &mut Loaded,
+    duration: Option<Duration>,
+    prepared: Prepared,
+    args: &VipArgs,
+    options: &Resolved,
+) -> anyhow::Result<()> {
+    /// How long it is watched unless something else says when to stop.
+    const USUAL: Duration = Duration::from_secs(10);
+    let evidence = loaded.node_mut().ok_or_else(|| anyhow::anyhow!("no node to trace"))?;
+    let query = VipQuery { source: args.source, ..args.vip };
+    let context = journey::context(evidence, &query);
+    let usual = args.watch.command.is_empty().then_some(USUAL);
+    let until = Until { duration: duration.or(usual), unread: false };
+    let subject = (&*evidence, &[query][..], context);
+    let trace = watch::watch(subject, &args.watch, prepared, until, options, &mut |_| Ok(()))?;
+    evidence.trace = Some(trace);
+    Ok(())
 }
 
 /// The forms of `vip`.
@@ -176,8 +216,13 @@ pub fn print(
     Ok(answer(judgement, &checked))
 }
 
-/// What a judgement comes to, or the expectations if there are any.
+/// What a judgement comes to, or the expectations if there are any. Where packets were to be seen
+/// and none came, it cannot be told; that a claim does not hold is told all the same.
 pub fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
+    let nothing = judgement.observed.as_ref().is_some_and(|observed| observed.journeys == 0);
+    if nothing && checked.iter().all(|one| one.met != Met::No) {
+        return Answer::CannotTell;
+    }
     if checked.is_empty() {
         return match judgement.verdict.served {
             Served::Yes => Answer::Yes,

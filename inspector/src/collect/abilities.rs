@@ -15,6 +15,10 @@ use crate::{
     },
     evidence::Bpffs,
     sys::host,
+    trace::{
+        observe::{self, Prospect},
+        sighting::Tier,
+    },
 };
 
 /// Whether an ability is there.
@@ -75,6 +79,7 @@ pub fn look(bpffs: Option<&Path>) -> Vec<Ability> {
     let mut abilities = Vec::new();
     privileges(&mut abilities);
     kernel(&mut abilities);
+    tracing(&mut abilities);
     match bpffs::find(bpffs) {
         Ok(found) => {
             for one in &found {
@@ -193,6 +198,34 @@ fn kernel(abilities: &mut Vec<Ability>) {
         Some(mode) => (Status::Missing, format!("{mode}: every kind of tracing is refused")),
     };
     abilities.push(Ability::new("lockdown", status, found, "tracing beyond tc observers"));
+}
+
+/// Which kinds of observers `--trace` and `inspect trace` get here.
+fn tracing(abilities: &mut Vec<Ability>) {
+    let held = host::capabilities().unwrap_or_default();
+    let has = |name: &str| {
+        // CAP_SYS_ADMIN holds what was split from it, and CAP_NET_ADMIN was not.
+        let split = matches!(name, "CAP_BPF" | "CAP_PERFMON");
+        held.iter().any(|one| one == name || split && one == "CAP_SYS_ADMIN")
+    };
+    for Prospect { tier, found } in observe::prospects(has, host::lockdown().as_deref()) {
+        let (name, enables) = match tier {
+            Tier::Tc => ("tc", "arrival, replies, what leaves, who asks for a neighbour"),
+            Tier::Netlink => ("netlink", "changes of neighbours"),
+            Tier::Tracepoint => {
+                ("tracepoint", "proof that the VIP was never looked up; routes, drops with reason")
+            }
+            Tier::Kprobe => ("kprobe", "local delivery, forwarding, the packet of a look-up"),
+            Tier::Program => ("program", "packet and verdict of Cilium's own program"),
+        };
+        let (status, found) = match (found, tier) {
+            (Ok(found), _) => (Status::Good, found),
+            // The proof rests on the others.
+            (Err(why), Tier::Kprobe | Tier::Program) => (Status::Absent, why),
+            (Err(why), _) => (Status::Missing, why),
+        };
+        abilities.push(Ability::new(format!("tracing: {name}"), status, found, enables));
+    }
 }
 
 /// `6.12.3-amd64` is (6, 12).

@@ -105,6 +105,7 @@ pub(super) fn apply(
         let here: Vec<&Weighed> =
             weighed.iter().filter(|one| is_of(&one.conclusion, frontend)).collect();
         backends(frontend, &here, trace, &mut findings);
+        handed_on(frontend, &here, trace, paths, &mut findings);
     }
     events_lost(trace, &mut findings);
     announcement(trace, query, programmed, &context, &mut findings);
@@ -120,7 +121,7 @@ pub(super) fn apply(
             .iter()
             .map(|tier| TierSummary {
                 tier: tier.tier,
-                used: !tier.hooks.is_empty(),
+                used: !tier.hooks.is_empty() || !tier.attached.is_empty(),
                 reason: tier.reason.clone().or_else(|| {
                     let missing: Vec<String> =
                         tier.missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();
@@ -215,8 +216,10 @@ fn raise(path: &mut PathVerdict, here: &[&Weighed], findings: &mut Vec<Finding>)
                 "observed: {unknown} of {all} journeys, whose outcome cannot be told ({why})"
             ));
             // That the client got its answer, or none, is seen all the same.
-            if let Some(served) = served.filter(|_| path.served == Served::Unknown) {
+            let tells = |seen: &Served| path.served == Served::Unknown || *seen == Served::No;
+            if let Some(served) = served.filter(tells) {
                 path.served = served;
+                path.share = None;
             }
             return;
         }
@@ -430,6 +433,62 @@ fn backends(frontend: &str, here: &[&Weighed], trace: &Trace, findings: &mut Vec
             )
         });
     }
+}
+
+/// Connections that Cilium's program took, and that nobody answered: what is redirected into a pod
+/// is not seen in the node's network namespace any more.
+fn handed_on(
+    frontend: &str,
+    here: &[&Weighed],
+    trace: &Trace,
+    paths: &[PathVerdict],
+    findings: &mut Vec<Finding>,
+) {
+    let is_translated = |one: &Conclusion| {
+        paths.iter().any(|path| is_on(one, path) && path.outcome == Outcome::DnatBeforeNeigh)
+    };
+    let vanished: Vec<&Weighed> = here
+        .iter()
+        .copied()
+        .filter(|one| is_vanished(&one.conclusion, trace) && is_translated(&one.conclusion))
+        .collect();
+    if vanished.is_empty() {
+        return;
+    }
+    let waited = vanished.iter().filter_map(|one| match one.conclusion.answer {
+        Answer::Silent { waited_ns } => Some(waited_ns),
+        _ => None,
+    });
+    findings.push(Finding {
+        frontend: Some(frontend.to_owned()),
+        ..finding(
+            FindingId::BackendSilent,
+            format!(
+                "{} of {} connections to {frontend} arrived, did not go up this node's stack, were \
+                 not dropped there and got no answer in {}",
+                number(&vanished, |_| true),
+                number(here, |_| true),
+                duration(waited.min().unwrap_or_default()),
+            ),
+            "Cilium's program took them, and what it redirects into a pod is not seen on the node: \
+             the pod drops them, or its reply is lost there",
+            "see whether the backend runs, its routes and its network policy",
+        )
+    });
+}
+
+/// Whether nothing was seen of a connection after it arrived, though it would have been, had the
+/// stack got it or dropped it.
+fn is_vanished(one: &Conclusion, trace: &Trace) -> bool {
+    let needed = [Hook::Drop, Hook::Queue, Hook::Receive];
+    matches!(one.answer, Answer::Silent { .. })
+        && matches!(one.path, SeenPath::Forwarded { .. })
+        && one.served == Served::No
+        && one.outcome == Outcome::Unknown
+        && one.translation.is_none()
+        && one.drops.is_empty()
+        && one.vip_lookups == VipLookups::None
+        && needed.iter().all(|hook| trace.watched.saw_all_everywhere(*hook))
 }
 
 /// Whether the backend itself refused, as far as it was seen.

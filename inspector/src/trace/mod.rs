@@ -14,6 +14,7 @@ mod neighbours;
 pub mod observe;
 mod offsets;
 pub mod pcapng;
+pub mod session;
 pub mod sighting;
 
 pub use error::TraceError;

@@ -121,6 +121,10 @@ impl Default for Plan {
 pub struct TierStatus {
     /// The tier.
     pub tier: Tier,
+    /// The hooks of which everything is reported, each with the indexes of its devices, or nothing
+    /// for every device of the network namespace. A hook that is attached for one address family
+    /// alone is not among them: its silence proves nothing.
+    pub hooks: Vec<(Hook, Option<Vec<u32>>)>,
     /// What is attached: `eno1 ingress (tcx)`, `neigh_create`, ….
     pub attached: Vec<String>,
     /// What is not, though the tier has it: the hook and the reason.
@@ -142,6 +146,9 @@ pub struct HookCount {
     pub lost: u64,
 }
 
+const NO_PROGRAM_TIER: &str =
+    "this version does not trace the entry and exit of Cilium's own programs";
+
 /// Why something of [`Plan::avoid`] is not attached.
 const AVOIDED: &str = "it is to be left alone";
 
@@ -149,21 +156,24 @@ const RESETS: &str = "tcp_send_reset";
 /// What [`RESETS`] tells on kernels before Linux 6.10.
 const RESETS_OF_SOCKETS: &str = "before Linux 6.10: not of closed ports";
 
-/// Tracepoints, and what their programs have to know of the kernel.
-const TRACEPOINTS: [(&str, Needs); 13] = [
-    ("neigh_create", Needs::Base),
-    ("neigh_event_send_done", Needs::Base),
-    ("neigh_event_send_dead", Needs::Base),
-    ("neigh_update", Needs::Base),
-    ("neigh_timer_handler", Needs::Base),
-    ("fib_table_lookup", Needs::Fib4),
-    ("fib6_table_lookup", Needs::Fib6),
-    ("netif_receive_skb", Needs::Base),
-    ("net_dev_queue", Needs::Base),
-    ("net_dev_start_xmit", Needs::Base),
-    ("kfree_skb", Needs::Base),
-    (RESETS, Needs::Base),
-    ("icmp_send", Needs::Base),
+/// Tells of IPv4 alone.
+const ICMP_ERRORS: &str = "icmp_send";
+
+/// Tracepoints, what their programs have to know of the kernel, and the hook that each is.
+const TRACEPOINTS: [(&str, Needs, Hook); 13] = [
+    ("neigh_create", Needs::Base, Hook::NeighCreate),
+    ("neigh_event_send_done", Needs::Base, Hook::NeighResolve),
+    ("neigh_event_send_dead", Needs::Base, Hook::NeighDead),
+    ("neigh_update", Needs::Base, Hook::NeighUpdate),
+    ("neigh_timer_handler", Needs::Base, Hook::NeighUpdate),
+    ("fib_table_lookup", Needs::Fib4, Hook::Route),
+    ("fib6_table_lookup", Needs::Fib6, Hook::Route),
+    ("netif_receive_skb", Needs::Base, Hook::Receive),
+    ("net_dev_queue", Needs::Base, Hook::Queue),
+    ("net_dev_start_xmit", Needs::Base, Hook::Transmit),
+    ("kfree_skb", Needs::Base, Hook::Drop),
+    (RESETS, Needs::Base, Hook::TcpReset),
+    (ICMP_ERRORS, Needs::Base, Hook::IcmpSend),
 ];
 
 /// What a tracepoint's program has to know of the kernel.
@@ -180,46 +190,54 @@ const KPROBES: &str = "/sys/bus/event_source/devices/kprobe/type";
 /// One thing to be seen by a kprobe: functions, of which the first that can be probed is taken, with
 /// their programs; and the tracepoint that says it better, where that is attached.
 struct Probe {
+    hook: Hook,
     functions: &'static [(&'static str, &'static str)],
     unless: Option<&'static str>,
 }
 
-const fn probe(functions: &'static [(&'static str, &'static str)]) -> Probe {
-    Probe { functions, unless: None }
+const fn probe(hook: Hook, functions: &'static [(&'static str, &'static str)]) -> Probe {
+    Probe { hook, functions, unless: None }
 }
 
 const fn unless(
     tracepoint: &'static str,
+    hook: Hook,
     functions: &'static [(&'static str, &'static str)],
 ) -> Probe {
-    Probe { functions, unless: Some(tracepoint) }
+    Probe { hook, functions, unless: Some(tracepoint) }
 }
 
 /// The later ones of a line are next to the first in the path of calls.
 const PROBES: [Probe; 16] = [
-    unless("neigh_create", &[("__neigh_create", "kp_neigh_create")]),
-    probe(&[
-        ("__neigh_event_send", "kp_neigh_resolve"),
-        ("neigh_resolve_output", "kp_neigh_resolve"),
-    ]),
-    probe(&[("arp_solicit", "kp_neigh_solicit")]),
-    probe(&[("ndisc_solicit", "kp_neigh_solicit")]),
+    unless("neigh_create", Hook::NeighCreate, &[("__neigh_create", "kp_neigh_create")]),
+    probe(
+        Hook::NeighResolve,
+        &[("__neigh_event_send", "kp_neigh_resolve"), ("neigh_resolve_output", "kp_neigh_resolve")],
+    ),
+    probe(Hook::NeighSolicit, &[("arp_solicit", "kp_neigh_solicit")]),
+    probe(Hook::NeighSolicit, &[("ndisc_solicit", "kp_neigh_solicit")]),
     // No others: `ip_rcv_finish` and IPv6's twin can be probed, but are inlined where it matters.
-    probe(&[("ip_route_input_noref", "kp_route")]),
-    probe(&[("ip6_route_input", "kp_route")]),
-    probe(&[
-        ("ip_local_deliver", "kp_local_deliver"),
-        ("ip_local_deliver_finish", "kp_local_deliver_2"),
-    ]),
-    probe(&[("ip6_input", "kp_local_deliver"), ("ip6_protocol_deliver_rcu", "kp_local_deliver_1")]),
-    probe(&[("ip_forward", "kp_forward")]),
-    probe(&[("ip6_forward", "kp_forward")]),
-    unless("net_dev_queue", &[("__dev_queue_xmit", "kp_queue")]),
-    unless("net_dev_start_xmit", &[("dev_hard_start_xmit", "kp_transmit")]),
-    unless(RESETS, &[("tcp_v4_send_reset", "kp_tcp_reset")]),
-    unless(RESETS, &[("tcp_v6_send_reset", "kp_tcp_reset")]),
-    unless("icmp_send", &[("__icmp_send", "kp_icmp_send")]),
-    probe(&[("icmp6_send", "kp_icmp_send")]),
+    probe(Hook::Route, &[("ip_route_input_noref", "kp_route")]),
+    probe(Hook::Route, &[("ip6_route_input", "kp_route")]),
+    probe(
+        Hook::LocalDeliver,
+        &[
+            ("ip_local_deliver", "kp_local_deliver"),
+            ("ip_local_deliver_finish", "kp_local_deliver_2"),
+        ],
+    ),
+    probe(
+        Hook::LocalDeliver,
+        &[("ip6_input", "kp_local_deliver"), ("ip6_protocol_deliver_rcu", "kp_local_deliver_1")],
+    ),
+    probe(Hook::Forward, &[("ip_forward", "kp_forward")]),
+    probe(Hook::Forward, &[("ip6_forward", "kp_forward")]),
+    unless("net_dev_queue", Hook::Queue, &[("__dev_queue_xmit", "kp_queue")]),
+    unless("net_dev_start_xmit", Hook::Transmit, &[("dev_hard_start_xmit", "kp_transmit")]),
+    unless(RESETS, Hook::TcpReset, &[("tcp_v4_send_reset", "kp_tcp_reset")]),
+    unless(RESETS, Hook::TcpReset, &[("tcp_v6_send_reset", "kp_tcp_reset")]),
+    unless("icmp_send", Hook::IcmpSend, &[("__icmp_send", "kp_icmp_send")]),
+    probe(Hook::IcmpSend, &[("icmp6_send", "kp_icmp_send")]),
 ];
 
 /// Everything that is attached. Dropping it detaches all; so does the end of the process.
@@ -309,9 +327,10 @@ impl Observers {
             status.push(attach_kprobes(&mut ebpf, kernel, &traced, &plan.avoid));
         }
         if wants(Tier::Program) {
-            let why = "this version does not trace the entry and exit of Cilium's own programs";
+            let why = NO_PROGRAM_TIER;
             let hook = "entry and exit of Cilium's programs".to_owned();
-            status.push(self::status(Tier::Program, Vec::new(), vec![(hook, why.to_owned())]));
+            let missing = vec![(hook, why.to_owned())];
+            status.push(self::status(Tier::Program, Vec::new(), Vec::new(), missing));
         }
         Ok(Self {
             clsact,
@@ -438,8 +457,13 @@ fn netns() -> io::Result<u32> {
     u32::try_from(inode).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Whether the kernel has tcx. One that has not does not know the question; that it refuses to answer
+/// is a matter of privilege.
 fn has_tcx(device: &str) -> bool {
-    SchedClassifier::query_tcx(device, TcAttachType::Ingress).is_ok()
+    match SchedClassifier::query_tcx(device, TcAttachType::Ingress) {
+        Ok(_) => true,
+        Err(error) => errno(&error) == Some(libc::EPERM),
+    }
 }
 
 /// Writes what is watched into the maps.
@@ -487,13 +511,28 @@ fn fill(ebpf: &mut Ebpf, plan: &Plan) -> Result<(), TraceError> {
 }
 
 /// Puts what is attached and what is not together; one reason for all is that of the tier.
-fn status(tier: Tier, attached: Vec<String>, missing: Vec<(String, String)>) -> TierStatus {
+fn status(
+    tier: Tier,
+    hooks: Vec<(Hook, Option<Vec<u32>>)>,
+    attached: Vec<String>,
+    missing: Vec<(String, String)>,
+) -> TierStatus {
     let reason = match (&attached[..], &missing[..]) {
         ([], []) => Some("nothing was to be attached".to_owned()),
         ([], [(_, why), ..]) => Some(why.clone()),
         _ => None,
     };
-    TierStatus { tier, attached, missing, reason }
+    TierStatus { tier, hooks, attached, missing, reason }
+}
+
+/// Those of the hooks at which nothing is missing, on every device.
+fn whole(found: &[(Hook, bool)]) -> Vec<(Hook, Option<Vec<u32>>)> {
+    let hooks: BTreeSet<Hook> = found.iter().map(|(hook, _)| *hook).collect();
+    hooks
+        .into_iter()
+        .filter(|hook| found.iter().all(|(one, is_attached)| one != hook || *is_attached))
+        .map(|hook| (hook, None))
+        .collect()
 }
 
 /// The program that watches a device.
@@ -519,8 +558,8 @@ fn programs(
     let is_readable = kernel.is_some_and(|kernel| kernel.base.is_none());
     let traces = is_readable && plan.tiers.contains(&Tier::Tracepoint);
     if traces {
-        let tracepoints = TRACEPOINTS.iter().filter(|(name, _)| !plan.avoid.contains(*name));
-        names.extend(tracepoints.map(|(name, _)| format!("tp_{name}")));
+        let tracepoints = TRACEPOINTS.iter().filter(|(name, ..)| !plan.avoid.contains(*name));
+        names.extend(tracepoints.map(|(name, ..)| format!("tp_{name}")));
     }
     if is_readable && plan.tiers.contains(&Tier::Kprobe) && Path::new(KPROBES).exists() {
         let probes = PROBES.iter().filter(|probe| !traces || probe.unless.is_none());
@@ -562,6 +601,7 @@ fn attach_tc(
     clsact: Option<&Clsact>,
 ) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
+    let mut devices: BTreeMap<Hook, Vec<u32>> = BTreeMap::new();
     for (name, device, direction) in wanted {
         let (word, kind) = match direction {
             Direction::Ingress => ("ingress", TcAttachType::Ingress),
@@ -586,11 +626,22 @@ fn attach_tc(
             },
         );
         match result {
-            Ok(()) => attached.push(hook),
+            Ok(()) => {
+                attached.push(hook);
+                // What leaves is also where the kernel asks for a neighbour.
+                let hooks: &[Hook] = match direction {
+                    Direction::Ingress => &[Hook::TcIngress],
+                    Direction::Egress => &[Hook::TcEgress, Hook::NeighSolicit],
+                };
+                for hook in hooks {
+                    devices.entry(*hook).or_default().push(device.ifindex);
+                }
+            }
             Err(why) => missing.push((hook, why)),
         }
     }
-    status(Tier::Tc, attached, missing)
+    let hooks = devices.into_iter().map(|(hook, indexes)| (hook, Some(indexes))).collect();
+    status(Tier::Tc, hooks, attached, missing)
 }
 
 fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
@@ -603,10 +654,13 @@ fn listen(plan: &Plan) -> (Option<Neighbours>, TierStatus) {
         .collect();
     let hook = "notifications of neighbours".to_owned();
     match Neighbours::open(watched) {
-        Ok(socket) => (Some(socket), status(Tier::Netlink, vec![hook], Vec::new())),
+        Ok(socket) => {
+            let hooks = vec![(Hook::NeighUpdate, None)];
+            (Some(socket), status(Tier::Netlink, hooks, vec![hook], Vec::new()))
+        }
         Err(error) => {
             let why = format!("a netlink socket for notifications of neighbours: {error}");
-            (None, status(Tier::Netlink, Vec::new(), vec![(hook, why)]))
+            (None, status(Tier::Netlink, Vec::new(), Vec::new(), vec![(hook, why)]))
         }
     }
 }
@@ -617,7 +671,8 @@ fn attach_tracepoints(
     avoid: &BTreeSet<String>,
 ) -> TierStatus {
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
-    for (name, needs) in TRACEPOINTS {
+    let mut found = Vec::new();
+    for (name, needs, hook) in TRACEPOINTS {
         let unknown = kernel.and_then(|kernel| match needs {
             Needs::Base => kernel.base.as_ref(),
             Needs::Fib4 => kernel.fib4.as_ref(),
@@ -634,16 +689,81 @@ fn attach_tracepoints(
                     })
                 }),
         };
+        let tells_all = match name {
+            RESETS => kernel.is_some_and(|kernel| kernel.tells_all_resets),
+            ICMP_ERRORS => false,
+            _ => true,
+        };
+        found.push((hook, result.is_ok() && tells_all));
         match result {
             // By another name, so that a kprobe is attached too.
-            Ok(()) if name == RESETS && kernel.is_some_and(|kernel| !kernel.tells_all_resets) => {
+            Ok(()) if name == RESETS && !tells_all => {
                 attached.push(format!("{name} ({RESETS_OF_SOCKETS})"));
             }
             Ok(()) => attached.push(name.to_owned()),
             Err(why) => missing.push((name.to_owned(), why)),
         }
     }
-    status(Tier::Tracepoint, attached, missing)
+    status(Tier::Tracepoint, whole(&found), attached, missing)
+}
+
+/// Why kprobes can do nothing for us on this kernel; nothing if they can.
+fn no_kprobes(kernel: &Kernel) -> Option<String> {
+    match kernel.base.clone() {
+        None if !Path::new(KPROBES).exists() => Some(format!(
+            "this kernel has no kprobes ({KPROBES} is not there; CONFIG_KPROBE_EVENTS)"
+        )),
+        other => other,
+    }
+}
+
+/// What one kind of observers can be on this node, as far as can be told without attaching it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prospect {
+    /// The kind.
+    pub tier: Tier,
+    /// How it would watch: `tcx, first in the chain`, …; or why it cannot, in one clause.
+    pub found: Result<String, String>,
+}
+
+/// What each kind of observers can be on this node, for this process and in the network namespace of
+/// this thread. It looks only: nothing is loaded or attached. `has` says whether a capability is
+/// held, and `lockdown` is the kernel's.
+#[must_use]
+pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Prospect> {
+    let lacks = |names: &[&str]| {
+        let lacking: Vec<&str> = names.iter().copied().filter(|name| !has(name)).collect();
+        (!lacking.is_empty()).then(|| format!("needs {}", lacking.join(" and ")))
+    };
+    let kernel = offsets::kernel();
+    let locked = (lockdown == Some("confidentiality"))
+        .then(|| "kernel lockdown (confidentiality) refuses to read kernel memory".to_owned());
+    let traced = lacks(&["CAP_BPF", "CAP_PERFMON"]).or(locked);
+    let or = |reason: Option<String>, found: &str| reason.map_or(Ok(found.to_owned()), Err);
+    let tc = if has_tcx("lo") {
+        "tcx, first in the chain"
+    } else {
+        "clsact, in front of Cilium's filter (tcx needs Linux 6.6)"
+    };
+    [
+        // The verifier takes its arithmetic with pointers from those alone who have CAP_PERFMON.
+        (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON"]), tc)),
+        (Tier::Netlink, Ok("notifications of neighbours".to_owned())),
+        (
+            Tier::Tracepoint,
+            or(
+                traced.clone().or_else(|| kernel.base.clone()),
+                "raw tracepoints of packets, routes, neighbours and drops",
+            ),
+        ),
+        (
+            Tier::Kprobe,
+            or(traced.or_else(|| no_kprobes(kernel)), "functions that tracepoints do not cover"),
+        ),
+        (Tier::Program, Err(NO_PROGRAM_TIER.to_owned())),
+    ]
+    .map(|(tier, found)| Prospect { tier, found })
+    .into()
 }
 
 fn attach_kprobes(
@@ -652,20 +772,18 @@ fn attach_kprobes(
     traced: &[String],
     avoid: &BTreeSet<String>,
 ) -> TierStatus {
-    let unusable = match kernel.and_then(|kernel| kernel.base.clone()) {
-        None if !Path::new(KPROBES).exists() => Some(format!(
-            "this kernel has no kprobes ({KPROBES} is not there; CONFIG_KPROBE_EVENTS)"
-        )),
-        other => other,
-    };
+    let unusable = kernel.and_then(no_kprobes);
     let (mut attached, mut missing) = (Vec::new(), Vec::new());
-    for Probe { functions, unless } in PROBES {
+    let mut seen = Vec::new();
+    for Probe { hook, functions, unless } in PROBES {
         if unless.is_some_and(|tracepoint| traced.iter().any(|name| name == tracepoint)) {
+            seen.push((hook, false));
             continue;
         }
         let (name, _) = functions[0];
         if let Some(why) = &unusable {
             missing.push((name.to_owned(), why.clone()));
+            seen.push((hook, false));
             continue;
         }
         let mut first = None;
@@ -677,12 +795,14 @@ fn attach_kprobes(
             };
             result.map_err(|why| first.get_or_insert(why).clone()).is_ok()
         });
+        // The next ones in the path of calls do not see all.
+        seen.push((hook, found.is_some_and(|(function, _)| *function == name)));
         match (found, first) {
             (Some((function, _)), _) => attached.push((*function).to_owned()),
             (None, why) => missing.push((name.to_owned(), why.unwrap_or_default())),
         }
     }
-    status(Tier::Kprobe, attached, missing)
+    status(Tier::Kprobe, whole(&seen), attached, missing)
 }
 
 fn attach_kprobe(ebpf: &mut Ebpf, function: &str, program: &str) -> Result<(), String> {

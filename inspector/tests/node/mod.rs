@@ -43,14 +43,14 @@ impl Node {
 
     /// The verdict on a VIP.
     pub fn vip(&self, arguments: &[&str]) -> Ran {
-        self.inspect(&[&["vip"], arguments, &["-o", "json"]].concat())
+        self.inspect(&[&["vip", "-o", "json"], arguments].concat())
     }
 
     /// The same, asked by a process that is not in the cgroup with socket load balancing.
     pub fn vip_outside(&self, arguments: &[&str]) -> Ran {
         self.0.set_agent_alive().expect("a sign of life");
         let alone = || {
-            let mut command = inspect([&["vip"], arguments, &["-o", "json"]].concat());
+            let mut command = inspect([&["vip", "-o", "json"], arguments].concat());
             run(exec_outside(self.0.record(), Ns::Node, &mut command).expect("the node"))
         };
         self.0.run_alone(None, alone).expect("mounts of its own")

@@ -314,7 +314,15 @@ impl<'j> View<'j> {
     fn with_vip_in_stack(&self) -> Option<(&'j Step, Seen)> {
         let mut all = self.each_in_stack();
         let (first, why) = all.next()?;
-        let attempts = all.map(|(step, _)| step.attempts).fold(first.attempts, u32::max);
+        // What ends a packet is reported once for each, and those that waited for a neighbour
+        // together end together.
+        let attempts = |step: &Step| match step.sighting.hook {
+            Hook::Drop | Hook::IcmpSend | Hook::TcpReset => {
+                step.attempts.max(u32::try_from(step.times).unwrap_or(u32::MAX))
+            }
+            _ => step.attempts,
+        };
+        let attempts = all.map(|(step, _)| attempts(step)).fold(attempts(first), u32::max);
         Some((first, Seen { why, attempts }))
     }
 

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::window::Window;
 use super::{ATTEMPT_GAP_NS, Context, Direction, Journey, Step, Tie};
-use crate::trace::sighting::{Hook, Packet, Sighting};
+use crate::trace::sighting::{Hook, Packet, Sighting, Tier};
 
 pub(super) const TCP: u8 = 6;
 pub(super) const UDP: u8 = 17;
@@ -797,7 +797,11 @@ impl Joiner {
         if answers || sighting.hook == Hook::TcIngress {
             return;
         }
-        if sighting.packet.is_none() && self.in_blind_buffer(&sighting).is_some() {
+        // A question on its way out has a buffer of its own, in which another packet may have been
+        // just before; what a kprobe names is the buffer of the packet that waits.
+        let is_own = sighting.tier != Tier::Kprobe
+            && matches!(sighting.hook, Hook::NeighSolicit | Hook::Queue | Hook::Transmit);
+        if sighting.packet.is_none() && !is_own && self.in_blind_buffer(&sighting).is_some() {
             self.join_blind(sighting, Direction::Neighbour);
             return;
         }
