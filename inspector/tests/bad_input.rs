@@ -247,11 +247,20 @@ fn evidence_that_cannot_be_saved_leaves_the_old_file() {
             target,
         ]))
     };
+    // The answer that was had is given, and then what is wrong is said.
+    let unsaved = |ran: &Ran, words: &[&str]| {
+        assert_eq!(ran.code, Some(2), "{ran:?}");
+        assert!(ran.out.contains("192.168.2.20:443/TCP"), "{ran:?}");
+        assert_eq!(ran.err.lines().count(), 1, "{ran:?}");
+        for word in words {
+            assert!(ran.err.contains(word), "{word}: {ran:?}");
+        }
+    };
     let old = stranger.path("old.json");
-    save(old.to_str().expect("UTF-8")).refused(2, &["cannot write", "old.json", "denied"]);
-    save("/nonexistent/new.json").refused(2, &["cannot write /nonexistent/new.json"]);
-    save("/").refused(2, &["cannot write /"]);
-    save("/dev/full").refused(2, &["cannot write /dev/full", "No space left"]);
+    unsaved(&save(old.to_str().expect("UTF-8")), &["cannot write", "old.json", "denied"]);
+    unsaved(&save("/nonexistent/new.json"), &["cannot write /nonexistent/new.json"]);
+    unsaved(&save("/"), &["cannot write /"]);
+    unsaved(&save("/dev/full"), &["cannot write /dev/full", "No space left"]);
     save("-").refused(2, &["--save takes a file"]);
     assert_eq!(fs::read(&old).expect("the old file"), b"old");
     assert_eq!(names_in(evidence.parent().expect("a folder")), before);
@@ -264,8 +273,8 @@ fn evidence_that_cannot_be_saved_leaves_the_old_file() {
         fs::write(&old, "old").expect("a file");
         assert!(text.len() > 8192, "fits in");
         let paths = [evidence.to_str().expect("UTF-8"), old.to_str().expect("UTF-8")];
-        run(&mut inspect(["vip", VIP, "--from", paths[0], "--save", paths[1]]))
-            .refused(2, &["cannot write", "old.json", "No space left"]);
+        let ran = run(&mut inspect(["vip", VIP, "--from", paths[0], "--save", paths[1]]));
+        unsaved(&ran, &["cannot write", "old.json", "No space left"]);
         assert_eq!(fs::read(&old).expect("the old file"), b"old");
         assert_eq!(names_in(disk.path()), ["old.json"]);
     });
