@@ -224,8 +224,11 @@ fn without_tests<W: AsRef<str>>(words: &[W], chosen: &[(String, Vec<String>)]) -
         .map(|(_, name)| *name)
         .chain(for_cargo.iter().filter_map(|word| word.strip_prefix("--test=")))
         .collect();
-    let empty = chosen.iter().find(|(program, names)| {
-        names.is_empty() && (named.contains(&program.as_str()) || tests().next().is_none())
+    // Two packages may have a program of one name: one of them is enough.
+    let runs =
+        |program: &str| chosen.iter().any(|(one, names)| one == program && !names.is_empty());
+    let empty = chosen.iter().find(|(program, _)| {
+        !runs(program) && (named.contains(&program.as_str()) || tests().next().is_none())
     });
     empty.map(|(program, _)| {
         format!("{program} would run no test: name other tests, or leave {program} out")
@@ -271,5 +274,15 @@ mod tests {
             let said = said(words, left).unwrap_or_else(|| panic!("{words}: nothing"));
             assert!(said.contains(subject), "{words}: {said}");
         }
+    }
+
+    #[test]
+    fn one_of_two_programs_of_a_name_is_enough() {
+        let program = |names: &[&str]| {
+            ("datapath".to_owned(), names.iter().map(|&name| name.to_owned()).collect())
+        };
+        let words = ["--test", "datapath", "--", "clsact"];
+        assert_eq!(without_tests(&words, &[program(&["of_clsact"]), program(&[])]), None);
+        assert!(without_tests(&words, &[program(&[]), program(&[])]).is_some());
     }
 }
