@@ -530,7 +530,7 @@ fn relate(attachments: &mut Attachments, asked: &Asked) {
                 let held = hooks.iter_mut().find(|hook| {
                     hook.ifindex == ifindex
                         && hook.program == link.program
-                        && is_xdp(hook.kind)
+                        && hook.kind.is_xdp()
                         && hook.link.is_none()
                 });
                 link.shown = Some(held.is_some());
@@ -552,10 +552,6 @@ fn relate(attachments: &mut Attachments, asked: &Asked) {
         let is_known = shown || (!is_of_peer && asked.contains(&(ifindex, kind)));
         link.shown = is_known.then_some(shown);
     }
-}
-
-fn is_xdp(kind: HookKind) -> bool {
-    matches!(kind, HookKind::XdpNative | HookKind::XdpGeneric | HookKind::XdpOffload)
 }
 
 /// What was read of a map.

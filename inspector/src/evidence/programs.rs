@@ -115,6 +115,14 @@ pub enum HookKind {
     ClsactEgress,
 }
 
+impl HookKind {
+    /// Whether it is XDP, wherever that runs.
+    #[must_use]
+    pub fn is_xdp(self) -> bool {
+        matches!(self, Self::XdpNative | Self::XdpGeneric | Self::XdpOffload)
+    }
+}
+
 /// One program on one hook of one device.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DeviceHook {

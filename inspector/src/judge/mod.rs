@@ -261,6 +261,10 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     });
     let (served, sentence) =
         conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
+    let simulation = evidence
+        .simulation
+        .as_ref()
+        .map(|simulation| SimulationSummary::new(simulation, &facts.simulated));
     Judgement {
         vip: query,
         node: evidence.host.name.clone(),
@@ -268,10 +272,6 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
         verdict: Verdict { served, sentence, paths, findings },
         observed,
         programmed,
-        simulation: evidence
-            .simulation
-            .as_ref()
-            .map(|simulation| SimulationSummary::new(evidence, simulation)),
         not_measured: evidence
             .sources
             .iter()
@@ -280,9 +280,8 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
                 Some(reason) => format!("{}: {reason}", source.what),
                 None => source.what.clone(),
             })
-            .chain(
-                evidence.simulation.iter().flat_map(|one| simulated::not_simulated(evidence, one)),
-            )
+            .chain(simulation.iter().flat_map(|summary| summary.not_simulated.clone()))
             .collect(),
+        simulation,
     }
 }

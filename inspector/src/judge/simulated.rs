@@ -83,7 +83,7 @@ pub struct SimulationSummary {
 }
 
 impl SimulationSummary {
-    pub(super) fn new(evidence: &Evidence, simulation: &Simulation) -> Self {
+    pub(super) fn new(simulation: &Simulation, simulated: &Simulated) -> Self {
         let devices: BTreeSet<&str> =
             simulation.runs.iter().map(|run| run.device.as_str()).collect();
         let without: BTreeSet<&str> = simulation
@@ -102,7 +102,7 @@ impl SimulationSummary {
             taken_back: simulation.effects.iter().filter(|one| one.left.is_none()).count(),
             left: left.collect(),
             without_ethernet: without.into_iter().map(str::to_owned).collect(),
-            not_simulated: not_simulated(evidence, simulation),
+            not_simulated: not_simulated(simulation, &simulated.left_out),
         }
     }
 }
@@ -149,7 +149,7 @@ impl SimulatedPath {
 }
 
 /// What was not simulated, and why, a line each.
-pub(super) fn not_simulated(evidence: &Evidence, simulation: &Simulation) -> Vec<String> {
+fn not_simulated(simulation: &Simulation, left_out: &[String]) -> Vec<String> {
     let skipped = simulation.skipped.iter().map(|one| {
         let frontend = one.frontend.as_deref().unwrap_or("every frontend");
         format!("simulation of {frontend} on {}: {}", one.device, one.why)
@@ -158,14 +158,7 @@ pub(super) fn not_simulated(evidence: &Evidence, simulation: &Simulation) -> Vec
         let problem = run.problem.as_ref()?;
         Some(format!("simulation of {} on {}: {problem}", run.frontend, run.device))
     });
-    let doubtful = simulation.runs.iter().filter_map(|run| {
-        let doubt = doubt(evidence, run)?;
-        Some(format!(
-            "simulation of {} on {}: a run was left out, for {doubt}",
-            run.frontend, run.device
-        ))
-    });
-    let mut lines: Vec<String> = skipped.chain(problems).chain(doubtful).collect();
+    let mut lines: Vec<String> = skipped.chain(problems).chain(left_out.iter().cloned()).collect();
     lines.dedup();
     if simulation.interrupted {
         lines.push("simulation: ended by a signal before it was done".to_owned());
@@ -280,7 +273,7 @@ impl Came {
     /// Reads a run. Nothing if it was not run.
     fn read(run: &Run) -> Option<Self> {
         let last = run.steps.last()?;
-        let is_xdp = matches!(last.hook, HookKind::XdpNative | HookKind::XdpGeneric);
+        let is_xdp = last.hook.is_xdp();
         let dropped = if is_xdp {
             [XDP_ABORTED, XDP_DROP].contains(&last.returned)
         } else {
@@ -352,8 +345,7 @@ impl Came {
 
 /// What a program returned, in words.
 fn action(hook: HookKind, returned: i32) -> String {
-    let is_xdp = matches!(hook, HookKind::XdpNative | HookKind::XdpGeneric);
-    match (is_xdp, returned) {
+    match (hook.is_xdp(), returned) {
         (false, TC_REDIRECT) | (true, 4) => "redirected".to_owned(),
         (true, 3) => "sent back out of the device".to_owned(),
         (_, other) => format!("the program returned {other}"),
@@ -366,6 +358,8 @@ pub(super) struct Simulated {
     runs: BTreeMap<(u32, String), Vec<Run>>,
     /// The first control of a port, by device and protocol.
     ports: BTreeMap<(u32, u8), Run>,
+    /// Runs that are not what they say, a line each.
+    left_out: Vec<String>,
 }
 
 /// What a simulation does to the rest of a verdict.
@@ -382,8 +376,14 @@ pub(super) enum Weight {
 impl Simulated {
     pub fn new(evidence: &Evidence) -> Self {
         let mut simulated = Self::default();
-        let runs = evidence.simulation.iter().flat_map(|simulation| &simulation.runs);
-        for run in runs.filter(|run| doubt(evidence, run).is_none()) {
+        for run in evidence.simulation.iter().flat_map(|simulation| &simulation.runs) {
+            if let Some(doubt) = doubt(evidence, run) {
+                simulated.left_out.push(format!(
+                    "simulation of {} on {}: a run was left out, for {doubt}",
+                    run.frontend, run.device
+                ));
+                continue;
+            }
             if run.purpose == Purpose::ControlPort {
                 simulated.ports.entry((run.ifindex, run.protocol)).or_insert_with(|| run.clone());
             }
@@ -403,13 +403,11 @@ impl Simulated {
         frontend: &str,
         backends: &[String],
         admits: impl Fn(IpAddr) -> bool,
-    ) -> Option<Proof> {
+    ) -> Option<Proof<'_>> {
         let runs = self.runs.get(&(ifindex, frontend.to_owned()))?;
         let of = |purpose: Purpose| runs.iter().filter(move |run| run.purpose == purpose);
-        let came = |run: &Run| Some((run.clone(), Came::read(run)?));
-        let clients: Vec<_> = of(Purpose::Client).filter_map(came).collect();
-        let (admitted, refused): (Vec<_>, Vec<_>) =
-            clients.into_iter().partition(|(run, _)| admits(run.source));
+        let came = of(Purpose::Client).filter_map(|run| Some((run, Came::read(run)?)));
+        let (admitted, refused): (Vec<_>, Vec<_>) = came.partition(|(run, _)| admits(run.source));
         let control = |run: &Run, good: &dyn Fn(&Came) -> bool| {
             let came = Came::read(run)?;
             Some(Control {
@@ -498,8 +496,8 @@ fn details(evidence: &Evidence, tables: &Tables, run: &Run) -> Vec<String> {
 
 /// What the runs of one frontend on one device prove.
 #[derive(Debug)]
-pub(super) struct Proof {
-    admitted: Vec<(Run, Came)>,
+pub(super) struct Proof<'r> {
+    admitted: Vec<(&'r Run, Came)>,
     denied: Option<Control>,
     control: Option<Control>,
     control_port: Option<Control>,
@@ -510,7 +508,7 @@ pub(super) struct Proof {
     shadow: Option<String>,
 }
 
-impl Proof {
+impl Proof<'_> {
     /// Weighs the proof against what is programmed, and writes into the verdict what comes of it.
     pub fn weigh(self, verdict: &mut PathVerdict) -> Weight {
         let Some(control) = self.control.clone() else {

@@ -92,8 +92,8 @@ pub fn devices(evidence: &Evidence, address: IpAddr) -> Vec<Target> {
             let ciliums =
                 || here.iter().flat_map(DeviceDatapath::ingress).filter(|one| one.is_cilium);
             let programs: Vec<(HookKind, u32, String)> = ciliums()
-                .filter(|one| is_xdp(one.hook))
-                .chain(ciliums().filter(|one| !is_xdp(one.hook)))
+                .filter(|one| one.hook.is_xdp())
+                .chain(ciliums().filter(|one| !one.hook.is_xdp()))
                 .map(|one| {
                     let name = one.name.clone().or_else(|| one.filter.clone());
                     (one.hook, one.program, name.unwrap_or_default())
@@ -128,10 +128,6 @@ pub fn devices(evidence: &Evidence, address: IpAddr) -> Vec<Target> {
             }
         })
         .collect()
-}
-
-fn is_xdp(kind: HookKind) -> bool {
-    matches!(kind, HookKind::XdpNative | HookKind::XdpGeneric | HookKind::XdpOffload)
 }
 
 /// The frontends that the question is about.

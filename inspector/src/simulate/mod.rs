@@ -37,10 +37,6 @@ use crate::{
     sys::{signals::Held, test_run},
 };
 
-/// Packets for each frontend on each device, unless told otherwise: enough to see each of four
-/// backends with a certainty of 99.96 %.
-pub const PACKETS: u32 = 32;
-
 /// More than this for one frontend on one device tells nothing more.
 pub const MOST_PACKETS: u32 = 10_000;
 
@@ -90,15 +86,6 @@ pub enum SimulateError {
         /// The kernel's answer.
         source: io::Error,
     },
-}
-
-impl SimulateError {
-    /// Whether more privilege would have helped.
-    #[must_use]
-    pub fn is_permission(&self) -> bool {
-        matches!(self, Self::Refused { source, .. }
-            if source.kind() == io::ErrorKind::PermissionDenied)
-    }
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -528,19 +515,25 @@ fn steps(
                 source,
             },
         };
+        let is_xdp = hook.is_xdp();
         let fd = match open.entry(program) {
             Entry::Occupied(open) => open.into_mut(),
-            Entry::Vacant(new) => new.insert(test_run::open(program).map_err(refused)?),
+            Entry::Vacant(new) => {
+                let fd = test_run::open(program).map_err(refused)?;
+                let expected = if is_xdp { test_run::XDP } else { test_run::SCHED_CLS };
+                let found = test_run::program_type(&fd).map_err(refused)?;
+                if found != expected {
+                    return Err(SimulateError::Refused {
+                        what: format!(
+                            "{name} (program {program}) on {} is of type {found}",
+                            device.device
+                        ),
+                        source: io::ErrorKind::Unsupported.into(),
+                    });
+                }
+                new.insert(fd)
+            }
         };
-        let is_xdp = matches!(hook, HookKind::XdpNative | HookKind::XdpGeneric);
-        let expected = if is_xdp { test_run::XDP } else { test_run::SCHED_CLS };
-        let found = test_run::program_type(fd).map_err(refused)?;
-        if found != expected {
-            return Err(SimulateError::Refused {
-                what: format!("{name} (program {program}) on {} is of type {found}", device.device),
-                source: io::ErrorKind::Unsupported.into(),
-            });
-        }
         let ran = if is_xdp {
             test_run::xdp(fd.as_fd(), device.ifindex, &packet)
         } else {
