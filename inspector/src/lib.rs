@@ -8,6 +8,7 @@ pub mod checklist;
 pub mod cilium;
 pub mod collect;
 pub mod evidence;
+pub mod inject;
 pub mod judge;
 pub mod lint;
 pub mod packet;

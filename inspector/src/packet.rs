@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use etherparse::{
-    EtherType, Ethernet2Slice, IpNumber, LaxNetSlice, LaxSlicedPacket, PacketBuilder,
-    TransportSlice,
+    EtherType, Ethernet2Slice, IpHeaders, IpNumber, LaxNetSlice, LaxSlicedPacket, PacketBuilder,
+    PacketBuilderStep, TransportSlice,
 };
 
 use crate::cilium::mac::Mac;
@@ -92,10 +92,42 @@ impl Headers {
 #[must_use]
 pub fn opening(flow: &Flow, sequence: u32, macs: Option<Macs>, payload: &[u8]) -> Option<Vec<u8>> {
     const WINDOW: u16 = 64_240;
-    let Flow { source, source_port, destination, destination_port, protocol } = *flow;
+    let builder = addressed(flow, macs)?;
+    let Flow { source_port, destination_port, protocol, .. } = *flow;
     let mut packet = Vec::new();
+    match IpNumber(protocol) {
+        IpNumber::TCP => builder
+            .tcp(source_port, destination_port, sequence, WINDOW)
+            .syn()
+            .write(&mut packet, &[]),
+        IpNumber::UDP => builder.udp(source_port, destination_port).write(&mut packet, payload),
+        _ => return None,
+    }
+    .ok()?;
+    Some(packet)
+}
+
+/// The reset of a TCP connection by the client that opened it; `sequence` is that of its SYN.
+///
+/// Nothing if the two addresses are of different families, or the protocol is not TCP.
+#[must_use]
+pub fn reset(flow: &Flow, sequence: u32, macs: Option<Macs>) -> Option<Vec<u8>> {
+    if IpNumber(flow.protocol) != IpNumber::TCP {
+        return None;
+    }
+    let mut packet = Vec::new();
+    addressed(flow, macs)?
+        .tcp(flow.source_port, flow.destination_port, sequence.wrapping_add(1), 0)
+        .rst()
+        .write(&mut packet, &[])
+        .ok()?;
+    Some(packet)
+}
+
+/// A packet up to its IP header.
+fn addressed(flow: &Flow, macs: Option<Macs>) -> Option<PacketBuilderStep<IpHeaders>> {
     // The builder's types differ by layer: the two ways come together behind the IP header.
-    let builder = match (source, destination, macs) {
+    Some(match (flow.source, flow.destination, macs) {
         (IpAddr::V4(source), IpAddr::V4(destination), Some(macs)) => PacketBuilder::ethernet2(
             macs.source.0,
             macs.destination.0,
@@ -113,17 +145,7 @@ pub fn opening(flow: &Flow, sequence: u32, macs: Option<Macs>, payload: &[u8]) -
             PacketBuilder::ipv6(source.octets(), destination.octets(), TTL)
         }
         _ => return None,
-    };
-    match IpNumber(protocol) {
-        IpNumber::TCP => builder
-            .tcp(source_port, destination_port, sequence, WINDOW)
-            .syn()
-            .write(&mut packet, &[]),
-        IpNumber::UDP => builder.udp(source_port, destination_port).write(&mut packet, payload),
-        _ => return None,
-    }
-    .ok()?;
-    Some(packet)
+    })
 }
 
 /// Reads a packet that begins with an IP header or with an Ethernet header; which of the two is
@@ -238,6 +260,17 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_reset_belongs_to_its_connection() {
+        let flow = flow("192.0.2.77", "192.168.2.20", 6);
+        let packet = reset(&flow, u32::MAX, Some(MACS)).unwrap();
+        let read = read(&packet).unwrap();
+        assert_eq!((read.flow(), read.is_reset), (Some(flow), true));
+        // What comes after the SYN, around the end of the numbers.
+        assert_eq!(packet[14 + 20 + 4..][..4], [0; 4]);
+        assert_eq!(reset(&Flow { protocol: 17, ..flow }, 7, None), None);
     }
 
     /// The source that makes the kernel take an IP header for an Ethernet one.

@@ -4,8 +4,8 @@ use std::{ffi::OsString, io::IsTerminal, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use inspector::{
-    collect::network::agent, evidence::VipQuery, judge::expect::Expectation, report::lb_list::View,
-    simulate, sys::netns::Netns,
+    collect::network::agent, evidence::VipQuery, inject, judge::expect::Expectation,
+    report::lb_list::View, simulate, sys::netns::Netns,
 };
 
 /// What a Cilium node has programmed for a `LoadBalancer` VIP, read from the kernel's own maps: no
@@ -177,7 +177,7 @@ pub struct VipArgs {
         value_name = "N",
         num_args = 0..=1,
         require_equals = true,
-        // Enough to see each of four backends with a certainty of 99.96 %.
+        // `simulate::USUAL_PACKETS`
         default_missing_value = "32",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(simulate::MOST_PACKETS))
     )]
@@ -195,9 +195,76 @@ pub struct VipArgs {
     #[allow(clippy::option_option, reason = "how clap says: not there, without a value, with one")]
     pub trace: Option<Option<Duration>>,
     #[command(flatten)]
+    pub inject: Inject,
+    #[command(flatten)]
     pub watch: Watch,
     #[command(flatten)]
     pub expect: Expect,
+}
+
+/// What to send.
+#[derive(Debug, Args)]
+pub struct Inject {
+    /// Let one real packet for each frontend arrive on each device, as if a client had sent it, and
+    /// follow it to the backend and its answer back (waited for 2s, or so long): the grade is
+    /// `observed`, without a client. TCP: a SYN, reset when the backend has accepted it. Each has
+    /// its control. Asks before it sends. What the packets leave is taken back.
+    #[arg(
+        long,
+        value_name = "DURATION",
+        num_args = 0..=1,
+        require_equals = true,
+        value_parser = patience
+    )]
+    #[allow(clippy::option_option, reason = "how clap says: not there, without a value, with one")]
+    pub inject: Option<Option<Duration>>,
+    /// All three grades of proof in this order: programmed, simulated (`--simulate`), injected
+    /// (`--inject`). Stops at the first conflict: nothing is sent where a simulation contradicts
+    /// what is programmed.
+    #[arg(long)]
+    pub prove: bool,
+    /// Injection: show what would be sent, and send nothing.
+    #[arg(long)]
+    pub dry_run: bool,
+    /// Injection: do not ask.
+    #[arg(long)]
+    pub yes: bool,
+    /// Injection: what UDP datagrams say: `dns`, `hex:DIGITS` or `text:WORDS`.
+    #[arg(long, value_name = "PAYLOAD", value_parser = payload)]
+    pub payload: Option<Payload>,
+}
+
+/// What a datagram says.
+#[derive(Debug, Clone)]
+pub struct Payload(pub Vec<u8>);
+
+fn payload(text: &str) -> Result<Payload, String> {
+    inject::payload(text).map(Payload)
+}
+
+impl Inject {
+    /// Whether anything is to be injected.
+    pub fn is_wanted(&self) -> bool {
+        self.inject.is_some() || self.prove
+    }
+
+    /// The first of the arguments that only say how, as it is typed.
+    pub fn given(&self) -> Option<&'static str> {
+        [(self.dry_run, "--dry-run"), (self.yes, "--yes"), (self.payload.is_some(), "--payload")]
+            .into_iter()
+            .find_map(|(is, name)| is.then_some(name))
+    }
+}
+
+/// Reads how long an answer is waited for.
+fn patience(text: &str) -> Result<Duration, String> {
+    /// Shorter than a backend elsewhere may take, nothing could be said of silence.
+    const LEAST: Duration = Duration::from_secs(1);
+    const MOST: Duration = Duration::from_mins(1);
+    match duration(text)? {
+        time if time < LEAST || time > MOST => Err("give 1s to 1m".to_owned()),
+        time => Ok(time),
+    }
 }
 
 /// Arguments of `trace`.

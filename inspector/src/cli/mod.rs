@@ -6,6 +6,7 @@ mod cluster;
 mod datapath;
 mod doctor;
 mod evidence;
+mod inject;
 mod lint;
 mod lists;
 mod output;
@@ -19,7 +20,7 @@ use clap::{CommandFactory, Parser};
 
 pub use args::Cli;
 use args::{Command, Resolved};
-use inspector::{collect::CollectError, evidence::file::FileError};
+use inspector::{collect::CollectError, evidence::file::FileError, inject::InjectError};
 
 /// What a run comes to. The numbers are the exit codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -83,6 +84,7 @@ fn exit_code(error: &anyhow::Error) -> ExitCode {
     // What cannot be simulated or traced is not known; nothing is wrong with the question.
     let unknown = error.is::<inspector::judge::JudgeError>()
         || error.is::<inspector::simulate::SimulateError>()
+        || error.downcast_ref::<InjectError>().is_some_and(|error| !error.is_usage())
         || error.is::<inspector::trace::TraceError>();
     if privilege || unknown { Answer::CannotTell.into() } else { ExitCode::from(ENVIRONMENT) }
 }

@@ -18,7 +18,7 @@ use inspector::{
 use super::{
     Answer,
     args::{Format, Resolved, VipArgs},
-    cluster,
+    cluster, inject,
     output::{self, Loaded},
     watch::{self, Prepared, Until},
 };
@@ -36,6 +36,7 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
             "--trace needs the node: a file is judged with what was seen when it was collected"
         );
     }
+    inject::check(args, options)?;
     if !options.nodes.is_empty() {
         if args.source.is_some() || !args.via.is_empty() || !args.expect.claims.is_empty() {
             anyhow::bail!(
@@ -64,10 +65,18 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
         );
     }
     let prepared = args.trace.map(|_| watch::prepare(&args.watch, options)).transpose()?;
-    let mut loaded = match args.simulate {
-        Some(at_most) => simulated(&node, at_most, args, options)?,
-        None => Loaded::load(node, options)?,
+    let usual = || args.inject.prove.then_some(simulate::USUAL_PACKETS);
+    let mut loaded = match args.simulate.or_else(usual) {
+        Some(at_most) if !args.inject.dry_run => simulated(&node, at_most, args, options)?,
+        _ => Loaded::load(node, options)?,
     };
+    if args.inject.is_wanted() {
+        loaded.narrow(&args.via);
+        let evidence = loaded.node_mut().ok_or_else(|| anyhow::anyhow!("no node"))?;
+        if inject::run(evidence, &query, args, options)? == inject::Left::Nothing {
+            return Ok(Answer::Yes);
+        }
+    }
     if let (Some(duration), Some(prepared)) = (args.trace, prepared) {
         loaded.narrow(&args.via);
         observe(&mut loaded, duration, prepared, args, options)?;
@@ -219,7 +228,10 @@ pub fn print(
 /// What a judgement comes to, or the expectations if there are any. Where packets were to be seen
 /// and none came, it cannot be told; that a claim does not hold is told all the same.
 pub fn answer(judgement: &Judgement, checked: &[Checked]) -> Answer {
-    let nothing = judgement.observed.as_ref().is_some_and(|observed| observed.journeys == 0);
+    let unseen = judgement.observed.as_ref().is_some_and(|observed| observed.journeys == 0);
+    // What is known without a packet is known.
+    let unsent = judgement.injection.as_ref().is_some_and(|injection| injection.packets == 0);
+    let nothing = unseen || unsent && judgement.verdict.served != Served::No;
     if nothing && checked.iter().all(|one| one.met != Met::No) {
         return Answer::CannotTell;
     }

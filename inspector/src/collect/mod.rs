@@ -306,6 +306,7 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
             Question::Datapath => Subject::Datapath { pid: options.pid },
         },
         via: Vec::new(),
+        injection: None,
         bpffs,
         devices,
         services_by_protocol,

@@ -6,6 +6,7 @@
 
 mod entries;
 pub mod file;
+pub mod injection;
 pub mod mask;
 pub mod network;
 pub mod programs;
@@ -80,6 +81,9 @@ pub struct Evidence {
     /// Runs of Cilium's programs on synthetic packets, where that was asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub simulation: Option<simulation::Simulation>,
+    /// Real packets that were made to arrive, where that was asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub injection: Option<injection::Injection>,
     /// What was looked at, what not, and why.
     pub sources: Vec<Source>,
     /// What was said of it when it was collected. Nothing rests on this: a verdict is judged

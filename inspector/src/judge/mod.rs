@@ -7,6 +7,7 @@ pub mod datapath;
 pub mod diff;
 pub mod expect;
 mod findings;
+mod injected;
 pub mod journey;
 pub mod observed;
 pub mod programmed;
@@ -21,8 +22,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 pub use findings::{Finding, FindingId, Severity};
+pub use injected::{InjectedControl, InjectedPath, InjectionSummary};
 use programmed::Programmed;
 pub use simulated::{Control, SimulatedPath, SimulationSummary};
+pub(crate) use walk::contains;
 
 use crate::evidence::{Evidence, Subject, VipQuery, tables::Tables};
 
@@ -156,6 +159,9 @@ pub struct PathVerdict {
     /// What simulated packets came to, where there were any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulated: Option<SimulatedPath>,
+    /// What an injected packet came to, where there was one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injected: Option<InjectedPath>,
 }
 
 /// The answer about a VIP.
@@ -190,6 +196,9 @@ pub struct Judgement {
     /// What was simulated, where that was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub simulation: Option<SimulationSummary>,
+    /// What was injected, where that was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injection: Option<InjectionSummary>,
     /// What was not looked at, or could not be, and why.
     pub not_measured: Vec<String>,
 }
@@ -251,14 +260,20 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
     let facts = attached::Facts::new(evidence, query.address);
     let mut paths = walk::paths(evidence, &tables, &programmed, &query, &facts);
     // What real packets prove comes last: it is the best proof there is.
+    let injected = injected::apply(evidence, &query, &programmed, &mut paths);
     let observed = observed::apply(evidence, &query, &programmed, &mut paths);
     let mut findings = findings::find(evidence, &tables, &programmed, &query, &paths, &facts);
     let observed = observed.map(|(observation, found)| {
         findings.retain(|finding| !observed::outdated(finding, &observation, &paths));
         findings.extend(found);
-        findings.sort_by_key(|finding| finding.severity);
         observation
     });
+    let injection = injected.map(|(summary, found)| {
+        findings.retain(|finding| !injected::outdated(finding, &paths));
+        findings.extend(found);
+        summary
+    });
+    findings.sort_by_key(|finding| finding.severity);
     let (served, sentence) =
         conclude::conclude(&query, &tables, &programmed, &paths, &findings, evidence);
     let simulation = evidence
@@ -281,7 +296,9 @@ fn judge_vip(evidence: &Evidence, query: VipQuery) -> Judgement {
                 None => source.what.clone(),
             })
             .chain(simulation.iter().flat_map(|summary| summary.not_simulated.clone()))
+            .chain(injection.iter().flat_map(|summary| summary.not_injected.clone()))
             .collect(),
         simulation,
+        injection,
     }
 }

@@ -15,7 +15,7 @@ use super::{
 };
 use crate::evidence::{
     Evidence, VipQuery,
-    trace::{HookCount, Stopped, Trace},
+    trace::{HookCount, Stopped, TierUse, Trace, Watched},
 };
 use crate::trace::journey::Context;
 use crate::trace::sighting::{Hook, Tier};
@@ -97,7 +97,7 @@ pub(super) fn apply(
             let text = format!("{} on {}", path.path, port(&path.frontend));
             not_observed.push(text);
         } else {
-            raise(path, &here, &mut findings);
+            raise(path, &here, How::Observed, &mut findings);
         }
     }
     let frontends: BTreeSet<&str> = paths.iter().map(|path| path.frontend.as_str()).collect();
@@ -115,26 +115,27 @@ pub(super) fn apply(
         stopped: trace.stopped,
         journeys,
         counts: counts(&weighed),
-        tiers: trace
-            .watched
-            .tiers
-            .iter()
-            .map(|tier| TierSummary {
-                tier: tier.tier,
-                used: !tier.hooks.is_empty() || !tier.attached.is_empty(),
-                reason: tier.reason.clone().or_else(|| {
-                    let missing: Vec<String> =
-                        tier.missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();
-                    (!missing.is_empty()).then(|| missing.join("; "))
-                }),
-            })
-            .collect(),
+        tiers: tiers(&trace.watched),
         lost: trace.watched.counts.iter().filter(|count| count.lost > 0).copied().collect(),
         not_observed: needed(evidence, not_observed),
         without_vip: trace.watched.joined.without_vip,
         conclusions: weighed.into_iter().map(|one| one.conclusion).collect(),
     };
     Some((observation, findings))
+}
+
+/// Kinds of observers, and what each could not do.
+pub(super) fn tiers(watched: &Watched) -> Vec<TierSummary> {
+    let summary = |tier: &TierUse| TierSummary {
+        tier: tier.tier,
+        used: !tier.hooks.is_empty() || !tier.attached.is_empty(),
+        reason: tier.reason.clone().or_else(|| {
+            let missing: Vec<String> =
+                tier.missing.iter().map(|(what, why)| format!("{what}: {why}")).collect();
+            (!missing.is_empty()).then(|| missing.join("; "))
+        }),
+    };
+    watched.tiers.iter().map(summary).collect()
 }
 
 /// The conclusions, judged again from what was seen, and how many connections each stands for.
@@ -166,7 +167,7 @@ fn is_of(conclusion: &Conclusion, frontend: &str) -> bool {
     seen == frontend || seen.split_once('/').is_some_and(|(seen, _)| seen == frontend)
 }
 
-fn is_on(conclusion: &Conclusion, path: &PathVerdict) -> bool {
+pub(super) fn is_on(conclusion: &Conclusion, path: &PathVerdict) -> bool {
     is_of(conclusion, &path.frontend) && conclusion.path.to_string() == path.path
 }
 
@@ -181,8 +182,63 @@ fn number(weighed: &[&Weighed], is: impl Fn(&Conclusion) -> bool) -> u64 {
     weighed.iter().filter(|one| is(&one.conclusion)).map(|one| one.times).sum()
 }
 
+/// Whose packets they were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum How {
+    /// Clients' own.
+    Observed,
+    /// Made here.
+    Injected,
+}
+
+impl How {
+    fn word(self) -> &'static str {
+        match self {
+            Self::Observed => "observed",
+            Self::Injected => "injected",
+        }
+    }
+
+    fn noun(self) -> &'static str {
+        match self {
+            Self::Observed => "journeys",
+            Self::Injected => "packets",
+        }
+    }
+}
+
+/// What one injected packet says of its path; whether it contradicts what was derived.
+pub(super) fn raise_by_one(
+    path: &mut PathVerdict,
+    conclusion: &Conclusion,
+    findings: &mut Vec<Finding>,
+) -> bool {
+    let before = findings.len();
+    let one = Weighed { conclusion: conclusion.clone(), times: 1 };
+    raise(path, &[&one], How::Injected, findings);
+    findings.len() > before
+}
+
+/// What was found of backends by packets that were injected for one frontend.
+pub(super) fn backends_of(
+    frontend: &str,
+    conclusions: &[Conclusion],
+    trace: &Trace,
+    paths: &[PathVerdict],
+    findings: &mut Vec<Finding>,
+) {
+    let weighed: Vec<Weighed> = conclusions
+        .iter()
+        .filter(|one| is_of(one, frontend))
+        .map(|one| Weighed { conclusion: one.clone(), times: 1 })
+        .collect();
+    let here: Vec<&Weighed> = weighed.iter().collect();
+    backends(frontend, &here, trace, findings);
+    handed_on(frontend, &here, trace, paths, findings);
+}
+
 /// What journeys on a path say of it.
-fn raise(path: &mut PathVerdict, here: &[&Weighed], findings: &mut Vec<Finding>) {
+fn raise(path: &mut PathVerdict, here: &[&Weighed], how: How, findings: &mut Vec<Finding>) {
     let all = number(here, |_| true);
     let unknown = number(here, |one| one.outcome == Outcome::Unknown);
     let derived = path.outcome;
@@ -197,7 +253,7 @@ fn raise(path: &mut PathVerdict, here: &[&Weighed], findings: &mut Vec<Finding>)
         .filter(|(outcome, _)| derived != Outcome::Unknown && !agree(derived, *outcome))
         .collect();
     let texts: Vec<String> =
-        seen.values().map(|(outcome, times)| text(*outcome, *times, all, here)).collect();
+        seen.values().map(|(outcome, times)| text(*outcome, *times, all, how, here)).collect();
     let served = served(path, here);
     let contradicts_served = path.outcome != Outcome::Unknown
         && path.served == Served::No
@@ -207,13 +263,16 @@ fn raise(path: &mut PathVerdict, here: &[&Weighed], findings: &mut Vec<Finding>)
             against.iter().any(|(outcome, _)| *outcome == one.conclusion.outcome)
                 || contradicts_served
         });
-        findings.push(conflict(path, all, &against, example.map(|one| &one.conclusion)));
+        let example = example.map(|one| &one.conclusion);
+        findings.push(conflict(path, all, &against, how, example));
     }
     match (seen.len(), unknown) {
         (0, unknown) => {
             let why = here.first().map_or("", |one| one.conclusion.why.as_str());
             path.why.push(format!(
-                "observed: {unknown} of {all} journeys, whose outcome cannot be told ({why})"
+                "{}: {unknown} of {all} {}, whose outcome cannot be told ({why})",
+                how.word(),
+                how.noun()
             ));
             // That the client got its answer, or none, is seen all the same.
             let tells = |seen: &Served| path.served == Served::Unknown || *seen == Served::No;
@@ -239,7 +298,7 @@ fn raise(path: &mut PathVerdict, here: &[&Weighed], findings: &mut Vec<Finding>)
         // Sometimes one thing, sometimes another.
         _ => path.outcome = Outcome::Unknown,
     }
-    path.why.push(format!("observed: {}", texts.join(", ")));
+    path.why.push(format!("{}: {}", how.word(), texts.join(", ")));
     if let Some(served) = served {
         path.served = served;
         let (yes, no) = tally(here);
@@ -271,7 +330,7 @@ fn served(path: &PathVerdict, here: &[&Weighed]) -> Option<Served> {
 }
 
 /// `17 of 17 journeys translated before any neighbour look-up, 17 answered`
-fn text(outcome: Outcome, times: u64, all: u64, here: &[&Weighed]) -> String {
+fn text(outcome: Outcome, times: u64, all: u64, how: How, here: &[&Weighed]) -> String {
     let of: Vec<&Weighed> =
         here.iter().copied().filter(|one| one.conclusion.outcome == outcome).collect();
     let clear = of.iter().all(|one| one.conclusion.vip_lookups == VipLookups::None);
@@ -298,7 +357,7 @@ fn text(outcome: Outcome, times: u64, all: u64, here: &[&Weighed]) -> String {
         }
         Outcome::Unknown => "unclear".to_owned(),
     };
-    let mut text = format!("{times} of {all} journeys {what}");
+    let mut text = format!("{times} of {all} {} {what}", how.noun());
     for (answers, word) in [
         (number(&of, |one| matches!(one.answer, Answer::Answered { .. })), "answered"),
         (number(&of, |one| matches!(one.answer, Answer::Refused { .. })), "refused (RST)"),
@@ -349,6 +408,7 @@ fn conflict(
     path: &PathVerdict,
     all: u64,
     against: &[(Outcome, u64)],
+    how: How,
     example: Option<&Conclusion>,
 ) -> Finding {
     let derived = if against.is_empty() {
@@ -367,11 +427,12 @@ fn conflict(
         ..finding(
             FindingId::ProofConflict,
             format!(
-                "{} of {}: {} says {derived} ({}), observed was: {observed}{example}",
+                "{} of {}: {} says {derived} ({}), {} was: {observed}{example}",
                 path.path,
                 path.frontend,
                 path.grade,
                 path.why.join("; "),
+                how.word(),
             ),
             "the packets went another way than state and known behaviour say: state changed \
              meanwhile, something else than Cilium takes part, or this version of inspect is wrong",
@@ -522,7 +583,7 @@ fn is_silent_backend(one: &Conclusion, trace: &Trace) -> bool {
 }
 
 /// What was lost on the way from the kernel, and what had to make room here.
-fn events_lost(trace: &Trace, findings: &mut Vec<Finding>) {
+pub(super) fn events_lost(trace: &Trace, findings: &mut Vec<Finding>) {
     let mut parts: Vec<String> = trace
         .watched
         .counts
@@ -650,14 +711,16 @@ pub(super) fn outdated(
     paths: &[PathVerdict],
 ) -> bool {
     let tried = |frontend: &str| {
-        observation.conclusions.iter().any(|one| {
-            is_of(one, frontend)
-                && one.translation.is_some()
-                && matches!(
-                    one.answer,
-                    Answer::Answered { .. } | Answer::Refused { .. } | Answer::Silent { .. }
-                )
-        })
+        observation.conclusions.iter().any(|one| is_of(one, frontend) && tried_backend(one))
     };
     finding.id == FindingId::BackendNotProbed && paths.iter().all(|path| tried(&path.frontend))
+}
+
+/// Whether a backend was asked, and what it said, if anything, was awaited.
+pub(super) fn tried_backend(one: &Conclusion) -> bool {
+    one.translation.is_some()
+        && matches!(
+            one.answer,
+            Answer::Answered { .. } | Answer::Refused { .. } | Answer::Silent { .. }
+        )
 }

@@ -119,6 +119,7 @@ fn verdict(frontend: &str, path: String, device: Option<&str>) -> PathVerdict {
         why: Vec::new(),
         neighbour: None,
         simulated: None,
+        injected: None,
     }
 }
 
@@ -767,7 +768,7 @@ fn cidr(text: &str) -> Option<(IpAddr, u32)> {
 }
 
 /// Whether an address lies in a range; of another family it does not.
-pub(super) fn contains(range: &str, address: IpAddr) -> bool {
+pub(crate) fn contains(range: &str, address: IpAddr) -> bool {
     let Some((start, bits)) = cidr(range) else { return false };
     match (start, address) {
         (IpAddr::V4(start), IpAddr::V4(address)) => {

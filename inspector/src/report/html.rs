@@ -4,6 +4,7 @@
 use std::io::{self, Write};
 
 use super::{
+    injection,
     markdown::{claim_of, control_of},
     picture::{svg, xml},
     table::{announced, details, served, slots},
@@ -111,6 +112,12 @@ pub fn write(
         table(&["Frontend", "Path", "Outcome", "Served", "Proof", "Why"], rows, out)?;
         writeln!(out, "</section><h2>The packet's way</h2><div class=\"scroll\">")?;
         writeln!(out, "{}</div>", svg(judgement))?;
+    }
+    let injected = injection::rows(judgement);
+    if !injected.is_empty() {
+        writeln!(out, "<section id=\"injected\"><h2>Injected</h2>")?;
+        table(&["Frontend", "Path", "Packet", "Came to"], injected, out)?;
+        writeln!(out, "</section>")?;
     }
     if !verdict.findings.is_empty() {
         writeln!(out, "<section id=\"findings\"><h2>Findings</h2>")?;

@@ -6,7 +6,7 @@ use super::markdown::escape;
 use super::table::{Style, new_table, print};
 use crate::evidence::trace::Stopped;
 use crate::judge::journey::{Conclusion, HookTime, duration, hook_name};
-use crate::judge::observed::Observation;
+use crate::judge::observed::{Observation, TierSummary};
 use crate::trace::journey::{Direction, Tie};
 use crate::trace::sighting::Tier;
 
@@ -43,10 +43,15 @@ fn heading(observed: &Observation) -> String {
 
 /// `tc, tracepoint (not kprobe: …)`
 fn tiers(observed: &Observation) -> String {
+    tiers_text(&observed.tiers)
+}
+
+/// Kinds of observers, and what each could not do, in words.
+pub(super) fn tiers_text(tiers: &[TierSummary]) -> String {
     let used: Vec<&str> =
-        observed.tiers.iter().filter(|tier| tier.used).map(|tier| tier_name(tier.tier)).collect();
+        tiers.iter().filter(|tier| tier.used).map(|tier| tier_name(tier.tier)).collect();
     let mut text = if used.is_empty() { "nothing was watched".to_owned() } else { used.join(", ") };
-    for tier in &observed.tiers {
+    for tier in tiers {
         if let Some(reason) = &tier.reason {
             let what = if tier.used { "in part" } else { "not" };
             text = format!("{text}; {what} {}: {reason}", tier_name(tier.tier));
@@ -134,9 +139,24 @@ pub fn write_journey(
     let mut table = new_table(style);
     table.add_row(["  ".to_owned(), format!("{}: {one}", ends(one))]);
     print(&table, out)?;
-    if !style.verbose {
-        return Ok(());
-    }
+    if style.verbose { write_hook_table(one, style, out) } else { Ok(()) }
+}
+
+/// Writes what every hook reported of a journey, below its ends.
+pub(super) fn write_hooks(
+    one: &Conclusion,
+    style: Style,
+    out: &mut (impl Write + ?Sized),
+) -> io::Result<()> {
+    writeln!(out, "     {}:", ends(one))?;
+    write_hook_table(one, style, out)
+}
+
+fn write_hook_table(
+    one: &Conclusion,
+    style: Style,
+    out: &mut (impl Write + ?Sized),
+) -> io::Result<()> {
     let mut table = new_table(style);
     for hook in &one.hooks {
         table.add_row(cells(hook));

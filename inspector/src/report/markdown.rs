@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use super::injection;
 use super::{
     picture::mermaid,
     table::{announced, details, served, slots},
@@ -68,6 +69,7 @@ pub(super) fn control_of(judgement: &Judgement) -> String {
             ));
         }
     }
+    parts.extend(judgement.verdict.paths.iter().filter_map(injection::control_of));
     if observed > 0 {
         parts.push(format!("{observed} paths observed: packets were seen"));
     }
@@ -84,8 +86,9 @@ pub fn write(
     sha256: &str,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, .. } =
         judgement;
+    let not_measured = &judgement.not_measured;
     writeln!(out, "# {vip} on {}\n", escape(node))?;
     writeln!(out, "**{}**\n", escape(&verdict.sentence))?;
     writeln!(
@@ -126,6 +129,7 @@ pub fn write(
     if let Some(simulation) = simulation {
         write_simulated(&verdict.paths, simulation, out)?;
     }
+    injection::write_markdown(judgement, out)?;
     if !verdict.findings.is_empty() {
         writeln!(out, "## Findings\n")?;
         for finding in &verdict.findings {

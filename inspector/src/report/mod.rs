@@ -5,6 +5,7 @@ pub mod ci;
 pub mod cluster;
 pub mod datapath;
 pub mod html;
+pub mod injection;
 pub mod journeys;
 pub mod json;
 pub mod junit;

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use comfy_table::{Cell, Color, ContentArrangement, Table, presets};
 
-use super::journeys;
+use super::{injection, journeys};
 use crate::{
     cilium::services::Scope,
     judge::{
@@ -37,8 +37,9 @@ pub fn write(
     style: Style,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, not_measured } =
+    let Judgement { vip, node, collected, verdict, observed, programmed, simulation, .. } =
         judgement;
+    let not_measured = &judgement.not_measured;
     writeln!(out, "{}", sentence(verdict.served, &verdict.sentence, style))?;
     if style.quiet {
         return write_expectations(expectations, style, out);
@@ -61,6 +62,7 @@ pub fn write(
         writeln!(out)?;
         write_simulated(&verdict.paths, simulation, style, out)?;
     }
+    injection::write(judgement, style, out)?;
     writeln!(out)?;
     writeln!(out, "Announced here: {}", announced(&programmed.announcement))?;
     if !verdict.findings.is_empty() {
@@ -378,7 +380,7 @@ fn is_twin(one: &PathVerdict, other: &PathVerdict) -> bool {
 }
 
 /// `443/TCP` of `192.168.2.20:443/TCP`.
-fn port(frontend: &str) -> &str {
+pub(super) fn port(frontend: &str) -> &str {
     frontend.rsplit(':').next().unwrap_or(frontend)
 }
 

@@ -29,7 +29,7 @@ use crate::{
     collect::programs,
     evidence::{
         Evidence, Hex, SourceStatus, VipQuery,
-        programs::{DETAILS, DEVICES, HookKind},
+        programs::{Attachments, DETAILS, DEVICES, HookKind},
         simulation::{Purpose, Run, Simulation, Skipped, Step},
     },
     judge::targets::{self, Port, Target},
@@ -39,6 +39,9 @@ use crate::{
 
 /// More than this for one frontend on one device tells nothing more.
 pub const MOST_PACKETS: u32 = 10_000;
+
+/// Unless the user says otherwise: enough to see each of four backends with a certainty of 99.96 %.
+pub const USUAL_PACKETS: u32 = 32;
 
 /// `XDP_PASS`
 const XDP_PASS: i32 = 2;
@@ -124,15 +127,7 @@ fn simulate(
     request: &Request,
     held: &Held,
 ) -> Result<Simulation, SimulateError> {
-    let Some(attachments) = &evidence.attachments else {
-        return Err(SimulateError::NotRead("it was not asked for".to_owned()));
-    };
-    let unread = evidence.sources.iter().find(|source| {
-        [DEVICES, DETAILS].contains(&source.what.as_str()) && source.status == SourceStatus::Failed
-    });
-    if let Some(source) = unread {
-        return Err(SimulateError::NotRead(source.reason.clone().unwrap_or_default()));
-    }
+    let attachments = known_programs(evidence).map_err(SimulateError::NotRead)?;
     let Some(_lock) = lock(evidence, held)? else {
         return Ok(Simulation { interrupted: true, ..Simulation::default() });
     };
@@ -170,12 +165,35 @@ fn simulate(
     Ok(simulator.simulation)
 }
 
-/// How long another simulation on this node is waited for.
+/// The programs that are attached, if it is known which; else why not.
+pub(crate) fn known_programs(evidence: &Evidence) -> Result<&Attachments, String> {
+    let Some(attachments) = &evidence.attachments else {
+        return Err("it was not asked for".to_owned());
+    };
+    let unread = evidence.sources.iter().find(|source| {
+        [DEVICES, DETAILS].contains(&source.what.as_str()) && source.status == SourceStatus::Failed
+    });
+    match unread {
+        Some(source) => Err(source.reason.clone().unwrap_or_default()),
+        None => Ok(attachments),
+    }
+}
+
+/// The MAC address that the node knows a client by, so that none is made up for a real one.
+pub(crate) fn client_mac(maps: &Maps, evidence: &Evidence, source: IpAddr, ifindex: u32) -> Mac {
+    let neighbour = || {
+        let network = evidence.network.as_ref()?;
+        network.neighbour(source, ifindex)?.mac.as_ref()?.parse().ok()
+    };
+    maps.client_mac(source).or_else(neighbour).unwrap_or(source::CLIENT_MAC)
+}
+
+/// How long another simulation or injection on this node is waited for.
 const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Two simulations at once would take each other's entries for those of real clients: the second
 /// waits. Nothing if a signal came meanwhile.
-fn lock(evidence: &Evidence, held: &Held) -> Result<Option<File>, SimulateError> {
+pub(crate) fn lock(evidence: &Evidence, held: &Held) -> Result<Option<File>, SimulateError> {
     let refused = |what: &str, source| SimulateError::Refused { what: what.to_owned(), source };
     let Some(bpffs) = evidence.bpffs.iter().find(|bpffs| bpffs.read) else {
         return Err(SimulateError::NotRead("no BPF file system was read".to_owned()));
@@ -189,7 +207,7 @@ fn lock(evidence: &Evidence, held: &Held) -> Result<Option<File>, SimulateError>
             Err(TryLockError::WouldBlock) if held.pending() => return Ok(None),
             Err(TryLockError::WouldBlock) if start.elapsed() > PATIENCE => {
                 return Err(refused(
-                    "another simulation has been running on this node for a minute",
+                    "another simulation or injection has been running on this node for a minute",
                     io::ErrorKind::ResourceBusy.into(),
                 ));
             }
@@ -439,10 +457,10 @@ impl Simulator<'_> {
             self.skip(device, Some(port), why);
             return Ok(None);
         };
-        let macs = device
-            .mac
-            .filter(|_| ethernet)
-            .map(|own| Macs { source: self.client_mac(source, device.ifindex), destination: own });
+        let macs = device.mac.filter(|_| ethernet).map(|own| Macs {
+            source: client_mac(self.maps, self.evidence, source, device.ifindex),
+            destination: own,
+        });
         let Some(bytes) = packet::opening(&flow, fastrand::u32(..), macs, PAYLOAD) else {
             watch.release();
             return Ok(None);
@@ -483,15 +501,6 @@ impl Simulator<'_> {
     fn next_port(&mut self) -> u16 {
         self.port = if self.port >= PORTS.end { PORTS.start } else { self.port + 1 };
         self.port
-    }
-
-    /// The MAC address that the node knows a client by, so that none is made up for a real one.
-    fn client_mac(&self, source: IpAddr, ifindex: u32) -> Mac {
-        let neighbour = || {
-            let network = self.evidence.network.as_ref()?;
-            network.neighbour(source, ifindex)?.mac.as_ref()?.parse().ok()
-        };
-        self.maps.client_mac(source).or_else(neighbour).unwrap_or(source::CLIENT_MAC)
     }
 }
 

@@ -5,7 +5,8 @@
 //! dozens of attributes, and one that a newer kernel has added, or has made longer, must not spoil
 //! the rest. (The `netlink-packet-*` crates read all of a message or refuse it.)
 //!
-//! Every request here is a "get". Nothing in this file can change anything.
+//! Every request here is a "get". Nothing in this file can change anything; the little that is
+//! changed is in [`super::change`].
 
 use std::{fmt, io};
 
@@ -20,6 +21,7 @@ const ERROR: u16 = 2;
 const DONE: u16 = 3;
 
 /// Flags of messages (linux/netlink.h).
+pub(super) const NLM_F_ACK: u16 = 0x4;
 const NLM_F_REQUEST: u16 = 0x1;
 const NLM_F_DUMP_INTR: u16 = 0x10;
 const NLM_F_DUMP: u16 = 0x300;
@@ -252,7 +254,7 @@ fn call(call: &'static str) -> impl FnOnce(io::Error) -> NetlinkError {
 }
 
 /// The error of a `NLMSG_ERROR` or `NLMSG_DONE`, as a positive number; 0 is none.
-fn error_of(body: &[u8]) -> i32 {
+pub(super) fn error_of(body: &[u8]) -> i32 {
     u32_at(body, 0).map_or(0, |number| number.cast_signed().saturating_neg())
 }
 
@@ -293,7 +295,7 @@ pub fn bodies(bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// Appends a request: `struct nlmsghdr`, body, padding.
-fn push_message(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, body: &[u8]) {
+pub(super) fn push_message(to: &mut Vec<u8>, kind: u16, flags: u16, sequence: u32, body: &[u8]) {
     let length = HEADER + body.len();
     to.extend(u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
     to.extend(kind.to_ne_bytes());

@@ -136,6 +136,14 @@ pub fn classifier(program: BorrowedFd<'_>, ifindex: u32, packet: &[u8]) -> io::R
     Ok(Ran { returned, packet, mark: context.mark, control_buffer: context.cb })
 }
 
+/// Runs a tc program on a frame of no device in particular, and says what it returned.
+///
+/// # Errors
+/// As [`classifier`].
+pub(super) fn anywhere(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<i32> {
+    Ok(run(program, frame, SkBuff::default())?.0)
+}
+
 /// Runs an XDP program on a frame that arrives on the device `ifindex` of this thread's network
 /// namespace.
 ///

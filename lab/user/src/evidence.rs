@@ -80,6 +80,7 @@ pub fn evidence(capture: &Capture, query: VipQuery) -> Result<Evidence, CaptureE
         trace: None,
         sources: Vec::new(),
         simulation: None,
+        injection: None,
         verdict: None,
     })
 }

@@ -28,7 +28,7 @@ use rtnetlink::{AF_INET, AF_INET6, Device, RawNeighbour, RouteQuestion};
 use crate::{
     evidence::{
         Source, SourceStatus,
-        network::{Link, Namespace, Network, Route, RouteAnswer, Rule, WireGuard},
+        network::{Link, Namespace, Neighbour, Network, Route, RouteAnswer, Rule, WireGuard},
     },
     sys::netlink::{Netlink, NetlinkError},
 };
@@ -70,6 +70,29 @@ pub struct NetworkQuestion {
 #[must_use]
 pub fn collect(question: &NetworkQuestion) -> (Network, Vec<Source>) {
     Snapshot::take().answer(question)
+}
+
+/// All neighbour entries of this thread's network namespace, as they are now.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn neighbours_now() -> Result<Vec<Neighbour>, NetlinkError> {
+    let mut netlink = Netlink::open(libc::NETLINK_ROUTE)?;
+    let (all, _) = rtnetlink::neighbours(&mut netlink)?;
+    Ok(all.into_iter().map(Neighbour::from).collect())
+}
+
+/// The kernel's ways for packets of this node's own, or the numbers of its errors.
+///
+/// # Errors
+/// [`NetlinkError`] if it cannot be asked.
+pub fn routes_now(destinations: &[IpAddr]) -> Result<Vec<Result<Route, i32>>, NetlinkError> {
+    let mut netlink = Netlink::open(libc::NETLINK_ROUTE)?;
+    let questions: Vec<RouteQuestion> = destinations
+        .iter()
+        .map(|&destination| RouteQuestion { destination, input: None })
+        .collect();
+    rtnetlink::routes(&mut netlink, &questions)
 }
 
 /// What was read before the question was known.

@@ -346,6 +346,11 @@ impl<'j> View<'j> {
                 (Hook::Queue | Hook::TcEgress | Hook::Transmit, _) => {
                     format!("left{on} with the VIP as destination")
                 }
+                // To the client it says that there is a shorter way, and the packet goes on.
+                (Hook::IcmpSend, _) if is_redirect(sighting) => {
+                    "the stack forwards it and tells the client of a shorter way (ICMP redirect)"
+                        .to_owned()
+                }
                 (Hook::IcmpSend, _) => "the stack answered with an ICMP error".to_owned(),
                 // The proxy's port can be closed too: only a known mark tells.
                 (Hook::TcpReset, _) if sighting.mark.is_some() => {
@@ -684,6 +689,15 @@ impl<'j> View<'j> {
             })
             .collect()
     }
+}
+
+/// Whether an ICMP message that the stack sends is a redirect.
+fn is_redirect(sighting: &Sighting) -> bool {
+    let kind = match sighting.packet.as_ref().map(|packet| packet.source) {
+        Some(IpAddr::V6(_)) => "type 137,",
+        _ => "type 5,",
+    };
+    sighting.detail.as_deref().is_some_and(|detail| detail.starts_with(kind))
 }
 
 /// TCP flags that tell a first packet from later ones: SYN, RST, ACK.

@@ -1,0 +1,744 @@
+//! Injection: one real packet arrives on a device as if a client had sent it, and the tracer follows
+//! it to the backend and its answer back.
+//!
+//! It proves the whole way on a device on which no client is to be found: what Cilium's programs do,
+//! the redirect, every look-up of a neighbour, the backend and its answer are real. Each packet has
+//! its control: the same one to an address that is no frontend.
+//!
+//! What is sent reaches a backend: it is only done when the user wants it, one packet for each
+//! frontend on each device. A TCP connection that the backend accepts is reset at once. What the
+//! packets leave is taken back, see [`undo`].
+
+pub mod source;
+pub mod undo;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    io,
+    net::IpAddr,
+    thread,
+    time::{Duration, Instant},
+};
+
+use source::Addresses;
+use undo::Undo;
+
+use crate::{
+    cilium::proto::Protocol,
+    evidence::{
+        Evidence, Hex, VipQuery,
+        injection::{Injection, Probe, Shot},
+        parse_hex,
+        programs::HookKind,
+        simulation::Skipped,
+        trace::Stopped,
+    },
+    judge::{
+        journey::{self, Answer},
+        targets::{self, Port, Target},
+    },
+    packet::{self, Macs},
+    simulate::{
+        SimulateError, client_mac,
+        effects::{Maps, Occupied, Watch},
+        known_programs, lock,
+        source::{CLIENT_MAC, admitted, controls, nobody},
+    },
+    sys::{
+        arrive::{Arrival, Arrived},
+        host,
+        netlink::NetlinkError,
+        signals::Held,
+    },
+    trace::{
+        TraceError,
+        journey::{Journey, Tie},
+        session::{self, Session},
+        sighting::Hook,
+    },
+};
+
+/// No more frontends on devices than these at once.
+pub const MOST_PROBES: usize = 32;
+
+/// Longest payload of a datagram, bytes: it must fit into one packet of any device.
+pub const MOST_PAYLOAD: usize = 1024;
+
+/// Reads what datagrams are to say: `dns` (a query for the name servers of the root, which every name
+/// server answers somehow), `hex:0a0b`, or `text:hello`.
+///
+/// # Errors
+/// What is wrong with it.
+pub fn payload(text: &str) -> Result<Vec<u8>, String> {
+    /// One question, recursion desired: `.`, NS, IN.
+    const QUERY: [u8; 15] = [1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 1];
+    let bytes = match text.split_once(':') {
+        None if text == "dns" => [&fastrand::u16(..).to_be_bytes()[..], &QUERY].concat(),
+        Some(("hex", digits)) => {
+            parse_hex(digits).ok_or("these are no pairs of hexadecimal digits: such as hex:0a0b")?
+        }
+        Some(("text", words)) => words.as_bytes().to_vec(),
+        _ => return Err("give dns, hex:DIGITS or text:WORDS".to_owned()),
+    };
+    if bytes.is_empty() || bytes.len() > MOST_PAYLOAD {
+        return Err(format!("give 1 to {MOST_PAYLOAD} bytes"));
+    }
+    Ok(bytes)
+}
+
+/// Source ports of the packets: those that Linux gives to clients.
+const PORTS: std::ops::Range<u16> = 32_768..60_999;
+/// How often another source port is tried where one is in use.
+const ATTEMPTS: u32 = 16;
+/// How long after one packet the next is sent, so that look-ups of one are not taken for another's.
+const APART: Duration = Duration::from_millis(25);
+/// How long a reset may take to its backend before its tracks are removed.
+const FAREWELL: Duration = Duration::from_millis(50);
+/// How often it is looked whether it is to end.
+const TICK: Duration = Duration::from_millis(20);
+
+/// What is to be injected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// Source of the packets, instead of an address that nobody has.
+    pub source: Option<IpAddr>,
+    /// What UDP datagrams say.
+    pub payload: Vec<u8>,
+    /// How long an answer is waited for.
+    pub wait: Duration,
+}
+
+/// Why nothing was injected.
+#[derive(Debug, thiserror::Error)]
+pub enum InjectError {
+    /// What has to be known of the node is not.
+    #[error("cannot inject: which programs run where was not read: {0}")]
+    NotRead(String),
+    /// More than anybody wants to send to backends at once.
+    #[error(
+        "{0} packets (frontends on devices) and their controls are too many to send at once, at most \
+         {MOST_PROBES}: narrow the question to a port, or with --via"
+    )]
+    TooMany(usize),
+    /// The source can be no client's.
+    #[error("cannot inject packets from {0}: {1}")]
+    Source(IpAddr, String),
+    /// The kernel refuses.
+    #[error("cannot inject: {what}: {source}{}", hint(source))]
+    Refused {
+        /// What was to be done.
+        what: String,
+        /// The kernel's answer.
+        source: io::Error,
+    },
+    /// The network cannot be read.
+    #[error("cannot inject: {0}")]
+    Network(#[from] NetlinkError),
+    /// The packets could not be followed.
+    #[error("cannot inject, for the packets could not be followed: {0}")]
+    Trace(#[from] TraceError),
+    /// Nothing reports that a packet arrives.
+    #[error(
+        "cannot inject, for the packets could not be followed: no hook that sees them arrive could be \
+         watched; `inspect doctor` says why"
+    )]
+    Blind,
+    /// Another run does not come to its end.
+    #[error(transparent)]
+    Busy(#[from] SimulateError),
+}
+
+impl InjectError {
+    /// Whether the question is wrong, and not the node.
+    #[must_use]
+    pub fn is_usage(&self) -> bool {
+        matches!(self, Self::TooMany(_) | Self::Source(..))
+    }
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => {
+            ": run as root, or with CAP_SYS_ADMIN (to open Cilium's maps by id), CAP_BPF, \
+             CAP_PERFMON and CAP_NET_ADMIN"
+        }
+        _ => "",
+    }
+}
+
+/// What would be sent.
+pub struct Plan {
+    /// The packets; nothing was sent of them yet.
+    pub probes: Vec<Probe>,
+    /// What would not be, and why.
+    pub skipped: Vec<Skipped>,
+    maps: Maps,
+    /// For each probe what is known of its frontend and its device.
+    ports: Vec<(Port, Target)>,
+    request: Request,
+}
+
+/// Says what would be sent for the VIP, on every device on which clients' packets can arrive. Sends
+/// nothing.
+///
+/// The evidence must be of this moment and of this thread's network namespace.
+///
+/// # Errors
+/// [`InjectError`].
+pub fn plan(evidence: &Evidence, query: &VipQuery, request: &Request) -> Result<Plan, InjectError> {
+    let attachments = known_programs(evidence).map_err(InjectError::NotRead)?;
+    let devices = targets::devices(evidence, query.address);
+    let ports = targets::ports(evidence, query);
+    let used: Vec<u32> =
+        devices.iter().flat_map(|device| device.programs.iter().map(|one| one.1)).collect();
+    let maps = Maps::open(attachments, &used, query.address, evidence.host.cpus).map_err(
+        |(map, source)| InjectError::Refused { what: format!("opening the map {map}"), source },
+    )?;
+    let backends = ports.iter().flat_map(|port| &port.backends).map(|backend| backend.0);
+    let addresses = Addresses::new(evidence, query.address, backends)?;
+    if let Some(source) = request.source {
+        let is_backend = ports.iter().any(|port| port.backends.iter().any(|one| one.0 == source));
+        if addresses.is_own(source) || source == query.address {
+            let why = "it is an address of this node, or the VIP: no client's".to_owned();
+            return Err(InjectError::Source(source, why));
+        }
+        if is_backend {
+            return Err(InjectError::Source(source, "it is a backend, no client".to_owned()));
+        }
+    }
+    let mut planner = Planner {
+        evidence,
+        query,
+        request,
+        maps: &maps,
+        addresses,
+        port: fastrand::u16(PORTS),
+        probes: Vec::new(),
+        skipped: Vec::new(),
+        ports: Vec::new(),
+    };
+    for device in &devices {
+        if let Some(why) = planner.unfit(device) {
+            planner.skip(device, None, why);
+            continue;
+        }
+        for port in &ports {
+            planner.frontend(device, port);
+        }
+    }
+    let Planner { probes, skipped, ports, .. } = planner;
+    if probes.len() > MOST_PROBES {
+        return Err(InjectError::TooMany(probes.len()));
+    }
+    Ok(Plan { probes, skipped, maps, ports, request: request.clone() })
+}
+
+struct Planner<'e> {
+    evidence: &'e Evidence,
+    query: &'e VipQuery,
+    request: &'e Request,
+    maps: &'e Maps,
+    addresses: Addresses<'e>,
+    /// The next source port.
+    port: u16,
+    probes: Vec<Probe>,
+    skipped: Vec<Skipped>,
+    ports: Vec<(Port, Target)>,
+}
+
+impl Planner<'_> {
+    fn skip(&mut self, device: &Target, frontend: Option<&Port>, why: String) {
+        self.skipped.push(Skipped {
+            device: device.device.clone(),
+            frontend: frontend.map(|port| port.frontend.clone()),
+            why,
+        });
+    }
+
+    /// Why nothing can be injected on a device.
+    fn unfit(&self, device: &Target) -> Option<String> {
+        if let Some(why) = device.other_maps.as_ref().filter(|_| !device.programs.is_empty()) {
+            return Some(format!("{why}: what a packet leaves there could not be taken back"));
+        }
+        let link = self.evidence.network.as_ref().and_then(|network| network.link(device.ifindex));
+        if let Some(dead) = link.and_then(|link| link.dead()) {
+            return Some(format!("it {dead}"));
+        }
+        match (device.ethernet, device.mac) {
+            (None, _) => Some("what kind of device it is was not read".to_owned()),
+            (Some(true), None) => Some("it has no MAC address".to_owned()),
+            _ => None,
+        }
+    }
+
+    /// One frontend on one device.
+    fn frontend(&mut self, device: &Target, port: &Port) {
+        if ![6, 17].contains(&port.protocol) {
+            self.skip(device, Some(port), "only TCP and UDP packets are made".to_owned());
+            return;
+        }
+        let Some(source) = self.source(device, port) else {
+            let why = "no address for a client was found that nobody has: choose one with --source";
+            self.skip(device, Some(port), why.to_owned());
+            return;
+        };
+        let Some(control) = self.control(port, source) else {
+            self.skip(device, Some(port), "every control address is a frontend".to_owned());
+            return;
+        };
+        let ports = [self.next_port(), self.next_port()];
+        let shot = |destination: IpAddr, source_port| Shot {
+            source,
+            source_port,
+            destination,
+            destination_port: port.port,
+            sent_ns: None,
+            problem: None,
+            reset: false,
+            journey: None,
+        };
+        let (control, client) = (shot(control, ports[0]), shot(self.query.address, ports[1]));
+        let answer_to = self.answer_to(device, source);
+        let passed_by = device
+            .programs
+            .iter()
+            .filter(|one| matches!(one.0, HookKind::XdpNative | HookKind::XdpOffload))
+            .map(|one| {
+                format!(
+                    "Cilium's XDP program {} in the driver: the packet arrives behind it",
+                    one.2
+                )
+            })
+            .collect();
+        self.probes.push(Probe {
+            frontend: port.frontend.clone(),
+            ifindex: device.ifindex,
+            device: device.device.clone(),
+            ethernet: device.ethernet == Some(true),
+            protocol: port.protocol,
+            payload: if Protocol(port.protocol) == Protocol::UDP {
+                Hex(&self.request.payload).to_string()
+            } else {
+                String::new()
+            },
+            answer_to,
+            passed_by,
+            client,
+            control,
+        });
+        self.ports.push((port.clone(), device.clone()));
+    }
+
+    /// Whose packet it is to be.
+    fn source(&mut self, device: &Target, port: &Port) -> Option<IpAddr> {
+        if let Some(source) = self.request.source {
+            return Some(source);
+        }
+        let v6 = self.query.address.is_ipv6();
+        let evidence = self.evidence;
+        let link = evidence.network.as_ref()?.link(device.ifindex)?;
+        let maps = self.maps;
+        let (number, protocol) = (port.port, port.protocol);
+        let is_free = |one: IpAddr| {
+            !maps.is_frontend(one, number, protocol) && maps.client_mac(one).is_none()
+        };
+        let usual = self
+            .addresses
+            .client(link, v6, &is_free)
+            .or_else(|| Some(nobody(v6, true)).filter(|one| !self.addresses.in_ipcache(*one)));
+        let Some(ranges) = &port.ranges else { return usual };
+        if usual.is_some_and(|one| ranges.admit(one)) {
+            return usual;
+        }
+        // Where only some sources are let through, one of those.
+        let fits = |one: IpAddr| is_free(one) && ranges.admit(one);
+        let own = self.addresses.client(link, v6, &fits);
+        own.or_else(|| admitted(ranges, v6, true, &[self.query.address])).or(usual)
+    }
+
+    /// An address that is no frontend: beside the VIP, so that what becomes of the packet is what
+    /// would become of one to the VIP, were that none; or one for documentation.
+    fn control(&mut self, port: &Port, source: IpAddr) -> Option<IpAddr> {
+        let (maps, number, protocol) = (self.maps, port.port, port.protocol);
+        let fits = |one: IpAddr| one != source && !maps.is_frontend(one, number, protocol);
+        let beside = self.addresses.control(self.query.address, &fits);
+        beside.or_else(|| controls(self.query.address.is_ipv6()).find(|one| fits(*one)))
+    }
+
+    /// To whom the answer goes, in words.
+    fn answer_to(&mut self, device: &Target, source: IpAddr) -> String {
+        let chosen = self.request.source.is_none();
+        let Some(route) = self.addresses.route(source) else {
+            return format!("nobody: this node has no route to {source}");
+        };
+        let name = |ifindex: u32| {
+            let link = self.evidence.network.as_ref().and_then(|network| network.link(ifindex));
+            link.map_or_else(|| format!("interface {ifindex}"), |link| link.name.clone())
+        };
+        let output = route.output.unwrap_or_default();
+        let ethernet = self
+            .evidence
+            .network
+            .as_ref()
+            .and_then(|network| network.link(output))
+            .is_some_and(|link| link.ethernet);
+        let on = name(output);
+        if route.kind != "unicast" {
+            return format!("nobody: the route to {source} is `{}`", route.kind);
+        }
+        if let Some(gateway) = route.gateway {
+            return format!("{source}, by the gateway {gateway} on {on}");
+        }
+        if self.addresses.is_wireguard(output) {
+            let range = self
+                .addresses
+                .peers(output)
+                .into_iter()
+                .filter(|range| crate::judge::contains(range, source))
+                .max_by_key(|range| {
+                    range.rsplit('/').next().and_then(|bits| bits.parse::<u8>().ok())
+                });
+            return match range {
+                Some(range) => format!("the WireGuard peer on {on} that has {range}"),
+                None => format!("nobody: no WireGuard peer on {on} has {source}"),
+            };
+        }
+        if !ethernet {
+            return format!("whoever is behind {on}");
+        }
+        if chosen && output == device.ifindex {
+            return format!("nobody: to the MAC address {CLIENT_MAC} on {on}");
+        }
+        format!("whoever has {source} on {on}")
+    }
+
+    fn next_port(&mut self) -> u16 {
+        self.port = if self.port >= PORTS.end { PORTS.start } else { self.port + 1 };
+        self.port
+    }
+}
+
+/// Sends what was planned, follows it, and adds what came of it to the evidence.
+///
+/// In the network namespace of this thread. `held` is the promise that a signal does not end the
+/// process before everything is taken back; when one comes, the rest is left out.
+///
+/// # Errors
+/// [`InjectError`]; whatever was sent before is taken back all the same.
+pub fn run(
+    evidence: &mut Evidence,
+    query: &VipQuery,
+    plan: Plan,
+    held: &Held,
+) -> Result<(), InjectError> {
+    let injection = inject(evidence, query, plan, held)?;
+    evidence.injection = Some(injection);
+    Ok(())
+}
+
+/// A journey that came to its end, and its answer.
+type Seen = (Journey, Answer);
+
+fn inject(
+    evidence: &Evidence,
+    query: &VipQuery,
+    plan: Plan,
+    held: &Held,
+) -> Result<Injection, InjectError> {
+    let Plan { probes, skipped, maps, ports, request } = plan;
+    let wait_ns = u64::try_from(request.wait.as_nanos()).unwrap_or(u64::MAX);
+    let mut injection = Injection { wait_ns, probes, skipped, ..Injection::default() };
+    if injection.probes.is_empty() {
+        return Ok(injection);
+    }
+    let Some(_lock) = lock(evidence, held)? else {
+        injection.interrupted = true;
+        return Ok(injection);
+    };
+    let shots = || injection.probes.iter().flat_map(|probe| [&probe.control, &probe.client]);
+    let controls: BTreeSet<IpAddr> =
+        injection.probes.iter().map(|probe| probe.control.destination).collect();
+    let sources: BTreeSet<IpAddr> = shots().map(|shot| shot.source).collect();
+    let addresses = controls.iter().chain(&sources).copied().chain([query.address]).collect();
+    let mut context = journey::context(evidence, query);
+    context.vips.extend(&controls);
+    context.next_hops.extend(&sources);
+    context.next_hops.extend(&controls);
+    let mut questions = vec![VipQuery { source: None, ..*query }];
+    questions.extend(injection.probes.iter().map(|probe| VipQuery {
+        address: probe.control.destination,
+        port: Some(probe.control.destination_port),
+        protocol: Some(Protocol(probe.protocol)),
+        source: None,
+    }));
+    let mut watch = session::plan(evidence, &questions, &context);
+    // Nobody else's packets are of interest; the node can put its own address in the client's place.
+    watch.clients = sources.iter().chain(&context.host_addresses).copied().collect();
+    let mut session = Session::start(evidence, context, watch, None)?;
+    if ![Hook::TcIngress, Hook::Receive].iter().any(|hook| session.watched().watches(*hook)) {
+        return Err(InjectError::Blind);
+    }
+    let mut seen: Vec<Seen> = Vec::new();
+    let mut sender = Sender {
+        maps: &maps,
+        request: &request,
+        undo: Undo::new(addresses)?,
+        arrivals: HashMap::new(),
+        sent: BTreeMap::new(),
+        evidence,
+        held,
+    };
+    sender.send_all(&mut injection, &ports, &mut session, &mut seen)?;
+    sender.follow(&mut injection, &mut session, &mut seen)?;
+    let stopped = if held.pending() { Stopped::Interrupt } else { Stopped::Duration };
+    let trace = session.finish(stopped, &mut collect(&mut seen))?;
+    injection.interrupted |= stopped == Stopped::Interrupt;
+    injection.watched = trace.watched;
+    sender.give_up(&mut injection, &seen)?;
+    for (mut journey, _) in seen {
+        tidy(&mut journey);
+        let shots = injection.probes.iter_mut().flat_map(|one| [&mut one.control, &mut one.client]);
+        if let Some(shot) = shots.into_iter().find(|shot| shot.is(&journey)) {
+            shot.journey.get_or_insert(journey);
+        }
+    }
+    (injection.effects, injection.kernel) = sender.undo.finish();
+    Ok(injection)
+}
+
+/// Leaves out what is not of the packet: the end of the frame that it is a copy of, and look-ups that
+/// only the time ties to it, once other packets are under way.
+fn tidy(journey: &mut Journey) {
+    /// `lo`, to which the frame belongs: it has this index in every network namespace.
+    const LOOPBACK: u32 = 1;
+    let others_ns = journey.start_ns() + u64::try_from(APART.as_nanos()).unwrap_or(u64::MAX);
+    let destination = journey.frontend.0;
+    let buffers: Vec<Option<u64>> = journey.steps.iter().map(|step| step.sighting.skb).collect();
+    journey.steps.retain(|step| {
+        let sighting = &step.sighting;
+        let once = buffers.iter().filter(|one| **one == sighting.skb).count() == 1;
+        let is_original = sighting.hook == Hook::Drop && sighting.ifindex == LOOPBACK && once;
+        let is_others = step.tie == Tie::Time
+            && sighting.monotonic_ns > others_ns
+            && sighting.neighbour.as_ref().is_some_and(|one| one.address != destination);
+        !is_original && !is_others
+    });
+}
+
+/// Keeps what is seen.
+fn collect(
+    seen: &mut Vec<Seen>,
+) -> impl FnMut(&Journey, &journey::Conclusion, &crate::trace::journey::Context) -> Result<(), InjectError>
+{
+    |journey, conclusion, _| {
+        seen.push((journey.clone(), conclusion.answer.clone()));
+        Ok(())
+    }
+}
+
+struct Sender<'m> {
+    maps: &'m Maps,
+    request: &'m Request,
+    undo: Undo<'m>,
+    /// By interface index.
+    arrivals: HashMap<u32, Arrival>,
+    /// First sequence numbers and Ethernet addresses, by probe, of packets for frontends and of
+    /// controls.
+    sent: BTreeMap<(usize, bool), (u32, Macs)>,
+    held: &'m Held,
+    evidence: &'m Evidence,
+}
+
+impl<'m> Sender<'m> {
+    /// Sends every packet, controls first.
+    fn send_all(
+        &mut self,
+        injection: &mut Injection,
+        ports: &[(Port, Target)],
+        session: &mut Session,
+        seen: &mut Vec<Seen>,
+    ) -> Result<(), InjectError> {
+        for (index, (port, device)) in ports.iter().enumerate() {
+            for is_client in [false, true] {
+                if self.held.pending() {
+                    injection.interrupted = true;
+                    return Ok(());
+                }
+                let probe = &mut injection.probes[index];
+                self.send(index, is_client, probe, port, device)?;
+                let until = Instant::now() + APART;
+                while let Some(left) = until.checked_duration_since(Instant::now()) {
+                    session.step(left, &mut collect(seen))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends one packet.
+    fn send(
+        &mut self,
+        index: usize,
+        is_client: bool,
+        probe: &mut Probe,
+        port: &Port,
+        device: &Target,
+    ) -> Result<(), InjectError> {
+        let protocol = probe.protocol;
+        let shot = if is_client { &mut probe.client } else { &mut probe.control };
+        let mac = client_mac(self.maps, self.evidence, shot.source, device.ifindex);
+        let watch = match self.free(shot, protocol, is_client.then_some(port)) {
+            Ok(watch) => watch,
+            Err(why) => {
+                shot.problem = Some(why);
+                return Ok(());
+            }
+        };
+        let flow = shot.flow(protocol);
+        self.undo.packet(flow, watch);
+        if probe.ethernet && self.request.source.is_none() {
+            self.undo.neighbour(device.ifindex, shot.source, mac);
+        }
+        let sequence = fastrand::u32(..);
+        // A device without Ethernet header has no address; the kernel takes the header off there.
+        let macs = Macs { source: mac, destination: device.mac.unwrap_or(CLIENT_MAC) };
+        self.sent.insert((index, is_client), (sequence, macs));
+        let Some(frame) = packet::opening(&flow, sequence, Some(macs), &self.request.payload)
+        else {
+            shot.problem = Some("no packet can be made for it".to_owned());
+            return Ok(());
+        };
+        shot.sent_ns = Some(now_ns());
+        shot.problem = self.arrive(device, &frame)?;
+        Ok(())
+    }
+
+    /// Finds a source port of which nothing is known, and notes what is there of the client.
+    fn free(
+        &mut self,
+        shot: &mut Shot,
+        protocol: u8,
+        port: Option<&Port>,
+    ) -> Result<Watch<'m>, String> {
+        let none: &[(IpAddr, u16)] = &[];
+        let (reverse_nat, backends) =
+            port.map_or((0, none), |port| (port.reverse_nat, port.backends.as_slice()));
+        for _ in 0..ATTEMPTS {
+            match self.maps.watch(shot.flow(protocol), reverse_nat, backends) {
+                Ok(watch) => return Ok(watch),
+                Err(Occupied::Connection) => shot.source_port = fastrand::u16(PORTS),
+                Err(Occupied::Client(what)) => {
+                    return Err(format!(
+                        "the client {} is in use ({what}): choose another with --source",
+                        shot.source
+                    ));
+                }
+            }
+        }
+        Err(format!("no free source port of {}: choose another with --source", shot.source))
+    }
+
+    /// Makes a frame arrive; says why it did not.
+    fn arrive(&mut self, device: &Target, frame: &[u8]) -> Result<Option<String>, InjectError> {
+        let refused = |what: &str| {
+            let what = format!("{what} on {}", device.device);
+            move |source| InjectError::Refused { what, source }
+        };
+        if !self.arrivals.contains_key(&device.ifindex) {
+            let arrival = Arrival::on(device.ifindex)
+                .map_err(refused("loading a program that lets a packet arrive"))?;
+            self.arrivals.insert(device.ifindex, arrival);
+        }
+        let Some(arrival) = self.arrivals.get(&device.ifindex) else { return Ok(None) };
+        let arrived = arrival.frame(frame).map_err(refused("letting a packet arrive"))?;
+        Ok(match arrived {
+            Arrived::Received => None,
+            Arrived::Refused => {
+                Some(format!("the kernel did not take the packet: is {} up?", device.device))
+            }
+            Arrived::NoDevice => Some(format!("{} is gone", device.device)),
+            Arrived::Failed(number) => {
+                Some(format!("the kernel refuses: {}", io::Error::from_raw_os_error(number)))
+            }
+        })
+    }
+
+    /// Waits for answers. A connection that was accepted is reset as soon as that was seen.
+    fn follow(
+        &mut self,
+        injection: &mut Injection,
+        session: &mut Session,
+        seen: &mut Vec<Seen>,
+    ) -> Result<(), InjectError> {
+        let until = Instant::now() + self.request.wait;
+        loop {
+            self.reset(injection, seen, false)?;
+            let is_over = |probe: &Probe| {
+                let shot = &probe.client;
+                shot.sent_ns.is_none()
+                    || shot.problem.is_some()
+                    || seen.iter().any(|(journey, _)| shot.is(journey))
+            };
+            let left = until.checked_duration_since(Instant::now());
+            let Some(left) = left.filter(|_| !self.held.pending()) else { break };
+            if injection.probes.iter().all(is_over) {
+                break;
+            }
+            session.step(left.min(TICK), &mut collect(seen))?;
+        }
+        Ok(())
+    }
+
+    /// Resets what may be half open, and lets the resets come to their ends.
+    fn give_up(&mut self, injection: &mut Injection, seen: &[Seen]) -> Result<(), InjectError> {
+        self.reset(injection, seen, true)?;
+        if injection.probes.iter().any(|probe| probe.client.reset || probe.control.reset) {
+            thread::sleep(FAREWELL);
+        }
+        Ok(())
+    }
+
+    /// Resets connections that were accepted; at the end also those of which nothing is known.
+    fn reset(
+        &mut self,
+        injection: &mut Injection,
+        seen: &[Seen],
+        at_the_end: bool,
+    ) -> Result<(), InjectError> {
+        for (index, probe) in injection.probes.iter_mut().enumerate() {
+            let Probe { ifindex, device, protocol, client, control, .. } = probe;
+            for (is_client, shot) in [(false, control), (true, client)] {
+                if shot.reset || shot.sent_ns.is_none() || shot.problem.is_some() || *protocol != 6
+                {
+                    continue;
+                }
+                let answer = seen.iter().find(|(journey, _)| shot.is(journey)).map(|one| &one.1);
+                let half_open = match answer {
+                    Some(Answer::Answered { .. }) => true,
+                    // Nobody is at the control's address.
+                    Some(Answer::Silent { .. } | Answer::NotYet { .. }) | None => {
+                        at_the_end && is_client
+                    }
+                    Some(_) => false,
+                };
+                let Some(&(sequence, macs)) = self.sent.get(&(index, is_client)) else { continue };
+                if !half_open {
+                    continue;
+                }
+                let flow = shot.flow(*protocol);
+                let Some(arrival) = self.arrivals.get(ifindex) else { continue };
+                let Some(frame) = packet::reset(&flow, sequence, Some(macs)) else { continue };
+                let arrived = arrival.frame(&frame).map_err(|source| InjectError::Refused {
+                    what: format!("letting a reset arrive on {device}"),
+                    source,
+                })?;
+                shot.reset = arrived == Arrived::Received;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn now_ns() -> u64 {
+    u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX)
+}
