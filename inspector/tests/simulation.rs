@@ -5,6 +5,7 @@
 
 mod bpf;
 mod node;
+mod replaced;
 mod run;
 
 use std::{
@@ -29,7 +30,8 @@ use inspector::{
     evidence::{file::Document, simulation::Purpose},
 };
 use inspector_lab::{Lab, MapHandle, Ns, datapath::Xdp};
-use node::{Node, absent, answer, fate, finding, is, path, why};
+use node::{Node, absent, answer, contents, fate, finding, is, path, why};
+use replaced::in_place_of_cilium;
 use run::{Ran, Stranger, inspect, run as finish};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -54,30 +56,6 @@ fn simulated(ran: &Ran, port: &str, of: &str) -> Value {
 fn results(simulated: &Value) -> BTreeMap<String, u64> {
     let results = simulated["results"].as_object().expect("results");
     results.iter().map(|(key, value)| (key.clone(), value.as_u64().expect("a number"))).collect()
-}
-
-/// Keys and values of maps, by the maps' names.
-type Contents = BTreeMap<String, BTreeSet<(Vec<u8>, Vec<u8>)>>;
-
-/// Everything that is in the maps that programs write to, but for counters.
-fn contents(node: &Node) -> Contents {
-    /// Counters, and the agent's sign of life, which the lab refreshes.
-    const MOVING: [&str; 3] = ["cilium_metrics", "cilium_runtime_config", "cilium_policystats"];
-    let globals = node.0.bpffs().join("tc/globals");
-    let mut maps = BTreeMap::new();
-    for entry in fs::read_dir(globals).expect("pins") {
-        let name = entry.expect("a pin").file_name().into_string().expect("UTF-8");
-        // What is no map (a program array's entries cannot be read) is passed over.
-        let Ok(map) = node.0.map(&name) else { continue };
-        if MOVING.contains(&name.as_str()) || name.ends_with("_alloc_retries") {
-            continue;
-        }
-        let Ok(entries) = map.entries() else { continue };
-        let entries = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
-        maps.insert(name, entries);
-    }
-    assert!(maps.contains_key("cilium_ct4_global"), "{:?}", maps.keys());
-    maps
 }
 
 /// Every VIP of a capture, both families, and a ClusterIP.
@@ -230,22 +208,6 @@ fn the_share_of_connections_that_a_dangling_slot_costs() {
     let ran = node.vip(&[WEB, "--simulate=5"]);
     assert_eq!(fate(&ran, "443/TCP", ENO1).1, "no");
     absent(&ran, "proof-conflict");
-}
-
-/// Puts a program of the test's own in the place of Cilium's on eno1: named, pinned and with the
-/// services map as Cilium's is.
-fn in_place_of_cilium(node: &Node, code: impl FnOnce(&Map) -> bpf::Program + Send) -> bpf::Link {
-    let path = node.link("devices/eno1/links/cil_from_netdev");
-    node.detach("devices/eno1/links/cil_from_netdev");
-    let eno1 = node.index("eno1");
-    let services = Map::by_id(node.0.map("cilium_lb4_services_v2").expect("services").id());
-    let attach = || {
-        let program = code(&services);
-        program.tcx(eno1, TCX_INGRESS, true)
-    };
-    let link = node.0.run_in(Ns::Node, attach).expect("the node");
-    link.pin(&path);
-    link
 }
 
 #[test]

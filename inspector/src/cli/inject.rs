@@ -88,13 +88,14 @@ pub fn run(
     if !args.inject.yes && !plan.probes.is_empty() && !agrees(&plan, options)? {
         anyhow::bail!("nothing was sent, since you did not agree");
     }
-    // A signal waits until everything is taken back.
+    // A signal waits until everything is taken back, and ends the waiting and not the program.
     let held = signals::hold();
     let mut plan = Some(plan);
     inside(options, || match plan.take() {
         Some(plan) => inject::run(evidence, query, plan, &held),
         None => Ok(()),
     })?;
+    let _ = held.take();
     Ok(Left::Judgement)
 }
 

@@ -2,12 +2,17 @@
 //! simulation), and of the kernel's own tables those that are about the client or the control and
 //! were not there before.
 
-use std::{collections::BTreeSet, net::IpAddr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    thread,
+    time::Duration,
+};
 
 use crate::{
     cilium::mac::Mac,
     collect::network,
-    evidence::{injection::Undone, simulation::Effect},
+    evidence::{injection::Undone, network::Neighbour, simulation::Effect},
     packet::Flow,
     simulate::{effects::Watch, source::CLIENT_MAC},
     sys::{change, netlink::NetlinkError},
@@ -31,11 +36,9 @@ impl<'m> Undo<'m> {
     /// # Errors
     /// The neighbour table cannot be read.
     pub fn new(addresses: BTreeSet<IpAddr>) -> Result<Self, NetlinkError> {
-        let ours = CLIENT_MAC.to_string();
         let mut before = BTreeSet::new();
         for one in network::neighbours_now()? {
             let left_over = one.mac.as_ref().is_some_and(|mac| mac.parse() == Ok(CLIENT_MAC));
-            debug_assert!(!left_over || one.mac.as_ref() == Some(&ours));
             if left_over && change::remove_neighbour(one.ifindex, one.address).is_ok() {
                 continue;
             }
@@ -62,6 +65,45 @@ impl<'m> Undo<'m> {
         self.take_back()
     }
 
+    /// Removes the neighbour entries that are there for the packets. What a packet or a timer holds
+    /// for a moment, the kernel only marks as failed: that is asked for again.
+    fn remove_neighbours(&self) -> Vec<(String, std::io::Result<bool>)> {
+        const ATTEMPTS: usize = 20;
+        const PAUSE: Duration = Duration::from_millis(10);
+        let mut removed: BTreeMap<(u32, IpAddr), (String, std::io::Result<bool>)> = BTreeMap::new();
+        for _ in 0..ATTEMPTS {
+            let there = match network::neighbours_now() {
+                Ok(now) => now.into_iter().filter(|one| self.is_ours(one)).collect::<Vec<_>>(),
+                Err(error) => {
+                    let error = std::io::Error::other(error);
+                    return vec![("neighbour entries".to_owned(), Err(error))];
+                }
+            };
+            if there.is_empty() {
+                return removed.into_values().collect();
+            }
+            for one in there {
+                let result = change::remove_neighbour(one.ifindex, one.address);
+                let what = format!("neighbour entry of {} ({})", one.address, one.state);
+                let key = (one.ifindex, one.address);
+                removed.entry(key).or_insert((what, Ok(true))).1 = result;
+            }
+            thread::sleep(PAUSE);
+        }
+        let held = || std::io::Error::other("the kernel holds it, and will forget it by itself");
+        let all = removed.into_values();
+        all.map(|(what, result)| (what, result.and_then(|_| Err(held())))).collect()
+    }
+
+    /// Whether an entry was not there before, is about our addresses and nobody's.
+    fn is_ours(&self, one: &Neighbour) -> bool {
+        let mac: Option<Mac> = one.mac.as_ref().and_then(|mac| mac.parse().ok());
+        !self.before.contains(&(one.ifindex, one.address))
+            && self.addresses.contains(&one.address)
+            // One that answered is somebody's.
+            && mac.is_none_or(|mac| mac == CLIENT_MAC || mac.is_zero())
+    }
+
     fn take_back(&mut self) -> (Vec<Effect>, Vec<Undone>) {
         self.done = true;
         let mut effects = Vec::new();
@@ -74,22 +116,8 @@ impl<'m> Undo<'m> {
             Ok(false) => {}
             Err(error) => undone.push(Undone { what, left: Some(error.to_string()) }),
         };
-        match network::neighbours_now() {
-            Ok(now) => {
-                for one in now {
-                    let is_new = !self.before.contains(&(one.ifindex, one.address));
-                    let mac: Option<Mac> = one.mac.as_ref().and_then(|mac| mac.parse().ok());
-                    // One that answered is somebody's.
-                    let nobodys = mac.is_none_or(|mac| mac == CLIENT_MAC || mac.is_zero());
-                    if is_new && nobodys && self.addresses.contains(&one.address) {
-                        let what = format!("neighbour entry of {} ({})", one.address, one.state);
-                        note(what, change::remove_neighbour(one.ifindex, one.address));
-                    }
-                }
-            }
-            Err(error) => {
-                note("neighbour entries".to_owned(), Err(std::io::Error::other(error)));
-            }
+        for (what, result) in self.remove_neighbours() {
+            note(what, result);
         }
         for flow in &self.flows {
             let what = format!(

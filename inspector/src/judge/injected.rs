@@ -372,10 +372,7 @@ fn control(probe: &Probe, conclusion: Option<Conclusion>) -> InjectedControl {
         (None, Some(one)) => {
             let touched = one.translation.is_some()
                 || one.proxy_port.is_some()
-                || !matches!(
-                    one.outcome,
-                    Outcome::Untranslated | Outcome::Dropped | Outcome::Unknown
-                );
+                || !matches!(one.outcome, Outcome::Untranslated | Outcome::Dropped);
             let looked_up: BTreeSet<String> = one
                 .lookups
                 .iter()
@@ -387,6 +384,9 @@ fn control(probe: &Probe, conclusion: Option<Conclusion>) -> InjectedControl {
             let looked_up: Vec<String> = looked_up.into_iter().collect();
             let mut result = match &one.translation {
                 Some(to) => format!("translated to {}", to.backend),
+                None if one.outcome == Outcome::Unknown => {
+                    format!("what became of it cannot be told: {}", one.why)
+                }
                 None if touched => format!("{}: {}", one.outcome, one.why),
                 // Where it went, in the words for a VIP.
                 None => {

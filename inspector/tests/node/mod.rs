@@ -4,6 +4,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::{
+    collections::{BTreeMap, BTreeSet},
     fs,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -178,4 +179,28 @@ pub fn state(folder: &Path, macros: &[&str]) {
     fs::create_dir_all(folder.join("globals")).expect("mkdir");
     let lines: Vec<String> = macros.iter().map(|name| format!("#define {name} 1\n")).collect();
     fs::write(folder.join("globals/node_config.h"), lines.concat()).expect("a file");
+}
+
+/// Keys and values of maps, by the maps' names.
+pub type Contents = BTreeMap<String, BTreeSet<(Vec<u8>, Vec<u8>)>>;
+
+/// Everything that is in the maps that programs write to, but for counters.
+pub fn contents(node: &Node) -> Contents {
+    /// Counters, and the agent's sign of life, which the lab refreshes.
+    const MOVING: [&str; 3] = ["cilium_metrics", "cilium_runtime_config", "cilium_policystats"];
+    let globals = node.0.bpffs().join("tc/globals");
+    let mut maps = BTreeMap::new();
+    for entry in fs::read_dir(globals).expect("pins") {
+        let name = entry.expect("a pin").file_name().into_string().expect("UTF-8");
+        // What is no map (a program array's entries cannot be read) is passed over.
+        let Ok(map) = node.0.map(&name) else { continue };
+        if MOVING.contains(&name.as_str()) || name.ends_with("_alloc_retries") {
+            continue;
+        }
+        let Ok(entries) = map.entries() else { continue };
+        let entries = entries.into_iter().map(|entry| (entry.key, entry.value)).collect();
+        maps.insert(name, entries);
+    }
+    assert!(maps.contains_key("cilium_ct4_global"), "{:?}", maps.keys());
+    maps
 }

@@ -220,6 +220,12 @@ fn is_arrival(hook: Hook) -> bool {
     matches!(hook, Hook::TcIngress | Hook::Receive | Hook::ProgramEntry)
 }
 
+/// The port in a mark for the local proxy: the upper half, in network order.
+fn proxy_port(mark: u32) -> u16 {
+    let [_, _, high, low] = mark.to_le_bytes();
+    u16::from_be_bytes([high, low])
+}
+
 /// Destination of a packet, with its port.
 fn destination(packet: &Packet) -> Option<(IpAddr, u16)> {
     Some((packet.destination, packet.ports?.1))
@@ -297,16 +303,32 @@ impl<'j> View<'j> {
         let is_marked = |step: &&(&Step, &Packet)| {
             step.0.sighting.mark.is_some_and(|mark| mark & PROXY_MARK.1 == PROXY_MARK.0)
         };
-        let (step, _) = requests
+        let found = requests
             .filter(|(step, packet)| {
                 self.carries_vip(packet)
                     && step.sighting.monotonic_ns >= first.sighting.monotonic_ns
             })
-            .find(|found| is_marked(&found))?;
-        let mark = step.sighting.mark?;
-        // The upper half is the port in network order.
-        let [_, _, high, low] = mark.to_le_bytes();
-        Some((step, u16::from_be_bytes([high, low])))
+            .find(|found| is_marked(&found));
+        match found {
+            Some((step, _)) => Some((step, proxy_port(step.sighting.mark?))),
+            None => self.routed_to_proxy(),
+        }
+    }
+
+    /// The look-up of a route for a packet from the client to the VIP with the mark for the very
+    /// port that is programmed: that names no ports of the packet, but no other packet has it.
+    fn routed_to_proxy(&self) -> Option<(&'j Step, u16)> {
+        let (vip, port) = self.journey.frontend;
+        let programmed = self.context.frontend(vip, port, self.journey.protocol)?.proxy_port?;
+        let (client, _) = self.journey.client?;
+        self.journey.steps.iter().find_map(|step| {
+            let flow = step.sighting.flow.as_ref()?;
+            let mark = step.sighting.mark?;
+            let same = (flow.source, flow.destination) == (client, vip)
+                && mark & PROXY_MARK.1 == PROXY_MARK.0
+                && proxy_port(mark) == programmed;
+            same.then_some((step, programmed))
+        })
     }
 
     /// Where the packet was in the stack, or left it, with the VIP as destination: the first such
