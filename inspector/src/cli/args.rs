@@ -195,7 +195,7 @@ pub struct VipArgs {
     #[allow(clippy::option_option, reason = "how clap says: not there, without a value, with one")]
     pub trace: Option<Option<Duration>>,
     #[command(flatten)]
-    pub inject: Inject,
+    pub inject: Proving,
     #[command(flatten)]
     pub watch: Watch,
     #[command(flatten)]
@@ -204,7 +204,7 @@ pub struct VipArgs {
 
 /// What to send.
 #[derive(Debug, Args)]
-pub struct Inject {
+pub struct Proving {
     /// Let one real packet for each frontend arrive on each device, as if a client had sent it, and
     /// follow it to the backend and its answer back (waited for 2s, or so long): the grade is
     /// `observed`, without a client. TCP: a SYN, reset when the backend has accepted it. Each has
@@ -242,7 +242,7 @@ fn payload(text: &str) -> Result<Payload, String> {
     inject::payload(text).map(Payload)
 }
 
-impl Inject {
+impl Proving {
     /// Whether anything is to be injected.
     pub fn is_wanted(&self) -> bool {
         self.inject.is_some() || self.prove

@@ -132,12 +132,12 @@ fn conflict(evidence: &Evidence, query: &VipQuery) -> anyhow::Result<Option<Stri
 }
 
 fn show(plan: &Plan, options: &Resolved) -> io::Result<()> {
-    output::write_stdout(|mut out| match options.format {
-        Format::Json => report::write_plan_json(plan, &mut out),
-        _ => {
-            report::write_plan(plan, output::style(options), &mut out)?;
-            writeln!(out, "{}", sentence(plan))
+    output::write_stdout(|mut out| {
+        if options.format == Format::Json {
+            return report::write_plan_json(plan, &mut out);
         }
+        report::write_plan(plan, output::style(options), &mut out)?;
+        writeln!(out, "{}", sentence(plan))
     })
 }
 

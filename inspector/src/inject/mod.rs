@@ -13,7 +13,7 @@ pub mod source;
 pub mod undo;
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry},
     io,
     net::IpAddr,
     thread,
@@ -28,6 +28,7 @@ use crate::{
     evidence::{
         Evidence, Hex, VipQuery,
         injection::{Injection, Probe, Shot},
+        network::Link,
         parse_hex,
         programs::HookKind,
         simulation::Skipped,
@@ -261,7 +262,7 @@ impl Planner<'_> {
             return Some(format!("{why}: what a packet leaves there could not be taken back"));
         }
         let link = self.evidence.network.as_ref().and_then(|network| network.link(device.ifindex));
-        if let Some(dead) = link.and_then(|link| link.dead()) {
+        if let Some(dead) = link.and_then(Link::dead) {
             return Some(format!("it {dead}"));
         }
         match (device.ethernet, device.mac) {
@@ -644,12 +645,14 @@ impl<'m> Sender<'m> {
             let what = format!("{what} on {}", device.device);
             move |source| InjectError::Refused { what, source }
         };
-        if !self.arrivals.contains_key(&device.ifindex) {
-            let arrival = Arrival::on(device.ifindex)
-                .map_err(refused("loading a program that lets a packet arrive"))?;
-            self.arrivals.insert(device.ifindex, arrival);
-        }
-        let Some(arrival) = self.arrivals.get(&device.ifindex) else { return Ok(None) };
+        let arrival = match self.arrivals.entry(device.ifindex) {
+            Entry::Occupied(there) => there.into_mut(),
+            Entry::Vacant(new) => {
+                let arrival = Arrival::on(device.ifindex)
+                    .map_err(refused("loading a program that lets a packet arrive"))?;
+                new.insert(arrival)
+            }
+        };
         let arrived = arrival.frame(frame).map_err(refused("letting a packet arrive"))?;
         Ok(match arrived {
             Arrived::Received => None,

@@ -60,7 +60,8 @@ impl<'m> Undo<'m> {
             && change::add_neighbour(ifindex, address, mac).is_ok()
     }
 
-    /// Takes everything back.
+    /// Takes everything back, and says what that was.
+    #[must_use]
     pub fn finish(mut self) -> (Vec<Effect>, Vec<Undone>) {
         self.take_back()
     }

@@ -16,7 +16,7 @@ const MAKE: u16 = 0x600;
 
 /// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_DELETE`
 const CT_DELETE: u16 = 1 << 8 | 2;
-/// Attributes of a tracked connection (linux/netfilter/nfnetlink_conntrack.h).
+/// Attributes of a tracked connection (`nfnetlink_conntrack.h`).
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
