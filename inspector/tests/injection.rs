@@ -4,6 +4,7 @@
 //! Needs root, bpf(2), a cgroup2 mount, TUN devices and iproute2's `ip` and `tc`; fails without.
 
 mod bpf;
+mod netfilter;
 mod node;
 mod replaced;
 mod run;
@@ -465,6 +466,29 @@ fn nobodys_address_is_chosen() {
     let (source, to) = source(&["--source", "192.168.2.78"]);
     assert_eq!(source, "192.168.2.78");
     assert_eq!(to, "192.168.2.78, by the gateway 192.168.2.60 on eno1");
+}
+
+/// On a node whose netfilter tracks connections, those of the control and of nobody's client go too.
+#[test]
+fn tracked_connections_are_forgotten() {
+    let node = Node::new("v1.21-tcx");
+    netfilter::shell(
+        &node.0,
+        &netfilter::root(),
+        "nft add table ip t
+         nft 'add chain ip t f { type filter hook forward priority 0; }'
+         nft add rule ip t f ct state new accept",
+    );
+    let (ran, injection) = saved(&node, &[WEB]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let tracked: Vec<_> =
+        injection.kernel.iter().filter(|one| one.what.starts_with("tracked")).collect();
+    // The controls went through the stack, the others did not.
+    assert_eq!(tracked.len(), 2, "{:#?}", injection.kernel);
+    assert!(injection.kernel.iter().all(|one| one.left.is_none()), "{:#?}", injection.kernel);
+    let table = || fs::read_to_string("/proc/thread-self/net/nf_conntrack").expect("the table");
+    let there = node.0.run_in(Ns::Node, table).expect("the node");
+    assert!(!there.contains("192.168.2.99"), "{there}");
 }
 
 /// A real client is left alone: its neighbour entry, and its connections.
