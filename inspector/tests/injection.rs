@@ -12,6 +12,7 @@ mod run;
 use std::{
     collections::BTreeSet,
     fs,
+    io::Write,
     net::TcpListener,
     os::{fd::AsRawFd, unix::process::CommandExt},
     process::{Child, Command, Output, Stdio},
@@ -447,6 +448,36 @@ fn what_would_be_sent_is_shown_and_not_sent() {
     assert_eq!((all(&node), counters()), before);
 }
 
+/// On a terminal the packets are shown, and sent only if the user says yes.
+#[test]
+fn on_a_terminal_the_user_is_asked() {
+    let node = Node::new("v1.21-tcx");
+    let before = all(&node);
+    let asked = |answer: &str| {
+        node.0.set_agent_alive().expect("a sign of life");
+        let line = format!("{} vip {WEB} --via wg0 --inject", env!("CARGO_BIN_EXE_inspect"));
+        let mut command = Command::new("script");
+        command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let command = node.0.exec_in(Ns::Node, &mut command).expect("the node");
+        let start = || command.spawn().expect("`script`, of bsdutils, which this test needs");
+        let mut child = node.0.run_alone(None, start).expect("mounts of its own");
+        let mut input = child.stdin.take().expect("a pipe");
+        input.write_all(answer.as_bytes()).expect("an answer");
+        let output = child.wait_with_output().expect("its output");
+        drop(input);
+        (output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    let (code, out) = asked("n\n");
+    assert_eq!(code, Some(2), "{out}");
+    for words in ["SYN from 10.90.0.77:", "Send 1 packet", "[y/N]", "nothing was sent"] {
+        assert!(out.contains(words), "{words} in {out}");
+    }
+    let (code, out) = asked("y\n");
+    assert_eq!(code, Some(0), "{out}");
+    assert!(out.contains("YES via") && out.contains("Injected:"), "{out}");
+    unchanged(&node, &before);
+}
+
 /// Addresses that somebody has are passed over: a neighbour, a frontend, one that Cilium knows.
 #[test]
 fn nobodys_address_is_chosen() {
@@ -677,6 +708,25 @@ fn the_same_verdict_from_the_file_and_none_from_one_that_was_edited() {
     });
     assert_eq!(grade, "programmed");
     assert_eq!(path["injected"]["proves"], false);
+}
+
+#[test]
+fn a_masked_client_is_in_no_packet_and_the_verdict_stays() {
+    let node = Node::new("v1.21-tcx");
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("evidence.json");
+    let file = file.to_str().expect("UTF-8");
+    let arguments = ["--via", "wg0", "--source", "10.90.0.123", "--mask", "clients"];
+    let ran = injected(&node, &[&[WEB, "--save", file], &arguments[..]].concat());
+    assert_eq!(fate(&ran, "443/TCP", WG0), is("dnat-before-neigh", "yes", "observed"));
+    let text = fs::read_to_string(file).expect("the evidence");
+    let probes = text.find("\"injection\"").expect("the injection");
+    // As words and as bytes; the arguments that were typed are masked too.
+    for address in ["10.90.0.123", "0a5a007b"] {
+        assert!(!text[probes..].contains(address), "{address}");
+    }
+    let again = finish(&mut inspect(["evidence", "judge", file, "-o", "json"]));
+    assert_eq!(fate(&again, "443/TCP", WG0), is("dnat-before-neigh", "yes", "observed"));
 }
 
 /// Every form that shows a verdict shows what was injected, and its control.

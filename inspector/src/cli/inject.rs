@@ -154,7 +154,10 @@ fn sentence(plan: &Plan) -> String {
 fn agrees(plan: &Plan, options: &Resolved) -> anyhow::Result<bool> {
     let mut terminal = io::stderr().lock();
     report::write_plan(plan, output::style(options), &mut terminal)?;
-    write!(terminal, "Send {} packets, with their controls? [y/N] ", plan.probes.len())?;
+    match plan.probes.len() {
+        1 => write!(terminal, "Send 1 packet and its control? [y/N] ")?,
+        more => write!(terminal, "Send {more} packets and their controls? [y/N] ")?,
+    }
     terminal.flush()?;
     let mut answer = String::new();
     io::stdin().read_line(&mut answer)?;

@@ -140,15 +140,23 @@ fn privileges(abilities: &mut Vec<Ability>) {
         .into_iter()
         .filter(|name| !held.iter().any(|one| one == name))
         .collect();
-    let found = match missing.as_slice() {
+    let possible = |missing: &[&str]| match missing {
         [] => "possible".to_owned(),
         missing => format!("needs {}", missing.join(" and ")),
     };
     abilities.push(Ability::new(
         "simulation",
         good_if(missing.is_empty()),
-        found,
+        possible(&missing),
         "`inspect vip --simulate`: forwarded paths proved without a client",
+    ));
+    // A packet that nobody sees arrive is not sent.
+    let blind = host::lockdown().as_deref() == Some("confidentiality") && !has("CAP_BPF");
+    abilities.push(Ability::new(
+        "injection",
+        good_if(missing.is_empty() && !blind),
+        possible(&missing),
+        "`inspect vip --inject`: the whole way and the backend's answer, proved without a client",
     ));
 }
 

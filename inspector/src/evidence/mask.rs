@@ -28,8 +28,8 @@ const NAMES: [&str; 6] = ["source", "client", "saddr", "src", "allowed", "endpoi
 /// Parts in which no client is named, and whose bytes verdicts rest on.
 const KEPT: [&str; 5] = ["maps", "maglev", "bpffs", "attachments", "sha256"];
 
-/// The part with packets and map keys in hexadecimal digits.
-const SIMULATION: &str = "simulation";
+/// The parts whose packets were made here, with packets and map keys in hexadecimal digits.
+const MADE_HERE: [&str; 2] = ["simulation", "injection"];
 /// Its members that hold them.
 const BYTES: [&str; 4] = ["packet_in", "packet_out", "key", "value"];
 
@@ -72,8 +72,8 @@ pub fn clients(document: &Document) -> Result<Document, MaskError> {
         names.by_address.insert(source, masked);
     }
     each_part(&mut value, &mut |name, part| {
-        // Its packets come from nobody, or from the source that was asked for.
-        if name != SIMULATION {
+        // They come from nobody, or from the source that was asked for.
+        if !MADE_HERE.contains(&name) {
             collect(part, false, &mut names);
         }
     });
@@ -83,7 +83,7 @@ pub fn clients(document: &Document) -> Result<Document, MaskError> {
     }
     each_part(&mut value, &mut |name, part| {
         replace(part, &names.by_address);
-        if name == SIMULATION {
+        if MADE_HERE.contains(&name) {
             replace_bytes(part, &names.by_address);
         }
     });
