@@ -85,7 +85,7 @@ pub fn run(
         show(&plan, options)?;
         return Ok(Left::Nothing);
     }
-    if !args.inject.yes && !plan.probes.is_empty() && !agrees(&plan, options)? {
+    if !args.inject.yes && !plan.probes.is_empty() && !agrees(&plan)? {
         anyhow::bail!("nothing was sent, since you did not agree");
     }
     // A signal waits until everything is taken back, and ends the waiting and not the program.
@@ -136,7 +136,7 @@ fn show(plan: &Plan, options: &Resolved) -> io::Result<()> {
         if options.format == Format::Json {
             return report::write_plan_json(plan, &mut out);
         }
-        report::write_plan(plan, output::style(options), &mut out)?;
+        report::write_plan(plan, &mut out)?;
         writeln!(out, "{}", sentence(plan))
     })
 }
@@ -151,9 +151,9 @@ fn sentence(plan: &Plan) -> String {
 }
 
 /// Shows what would be sent and asks, on the terminal.
-fn agrees(plan: &Plan, options: &Resolved) -> anyhow::Result<bool> {
+fn agrees(plan: &Plan) -> anyhow::Result<bool> {
     let mut terminal = io::stderr().lock();
-    report::write_plan(plan, output::style(options), &mut terminal)?;
+    report::write_plan(plan, &mut terminal)?;
     match plan.probes.len() {
         1 => write!(terminal, "Send 1 packet and its control? [y/N] ")?,
         more => write!(terminal, "Send {more} packets and their controls? [y/N] ")?,

@@ -31,31 +31,29 @@ fn result(one: &InjectedPath) -> String {
     text
 }
 
-/// Writes what would be sent.
+/// Writes what would be sent, a few lines for each packet, none of which is broken: addresses are to
+/// be read, and copied.
 ///
 /// # Errors
 /// The error of the writer.
-pub fn write_plan(plan: &Plan, style: Style, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
-    let mut table = new_table(style);
-    table.set_header(["FRONTEND", "VIA", "PACKET", "CONTROL TO", "ANSWER GOES TO"]);
+pub fn write_plan(plan: &Plan, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
     for probe in &plan.probes {
         let what = match (probe.protocol, probe.payload.len() / 2) {
             (6, _) => "SYN".to_owned(),
             (_, 1) => "datagram of 1 byte".to_owned(),
             (_, bytes) => format!("datagram of {bytes} bytes"),
         };
-        table.add_row([
-            probe.frontend.clone(),
-            probe.device.clone(),
-            format!("{what} from {}", probe.client.from()),
-            probe.control.to().to_string(),
-            probe.answer_to.clone(),
-        ]);
+        writeln!(out, "{} via {}", probe.frontend, probe.device)?;
+        writeln!(out, "   packet   {what} from {}", probe.client.from())?;
+        writeln!(out, "   control  the same to {}", probe.control.to())?;
+        writeln!(out, "   answer   to {}", probe.answer_to)?;
+        for passed_by in &probe.passed_by {
+            writeln!(out, "   not      {passed_by}")?;
+        }
     }
-    print(&table, out)?;
     for one in &plan.skipped {
         let frontend = one.frontend.as_deref().unwrap_or("every frontend");
-        writeln!(out, "not {frontend} on {}: {}", one.device, one.why)?;
+        writeln!(out, "not {frontend} via {}: {}", one.device, one.why)?;
     }
     Ok(())
 }
