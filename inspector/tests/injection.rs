@@ -21,7 +21,14 @@ use std::{
 };
 
 use bpf::Code;
-use inspector::evidence::{file::Document, injection::Injection};
+use inspector::{
+    cilium::{
+        ipcache::{Identity, Ipcache, IpcacheFlags},
+        l2_responder::L2Responder,
+        layout::{Family, LAYOUTS},
+    },
+    evidence::{file::Document, injection::Injection},
+};
 use inspector_lab::{Ns, probe::Outcome};
 use node::{Contents, Node, absent, contents, path, why};
 use replaced::in_place_of_cilium;
@@ -495,6 +502,37 @@ fn nobodys_address_is_chosen() {
     assert_eq!(source(&[]).0, "192.168.2.78");
     node.ip(Ns::Node, "route add 192.168.2.78/32 via 192.168.2.60 dev eno1");
     assert_eq!(source(&[]).0, "192.168.2.79");
+    // One that Cilium knows as a node's, and another VIP that this node announces.
+    let layout = |name: &str| {
+        LAYOUTS.iter().find(|layout| layout.name == name && layout.family != Some(Family::V6))
+    };
+    let ipcache = Ipcache {
+        address: "192.168.2.79".parse().expect("an address"),
+        prefix_len: 32,
+        cluster_id: 0,
+        identity: Identity(6),
+        tunnel_endpoint: None,
+        encrypt_key: 0,
+        flags: IpcacheFlags(0),
+        word8: 0,
+    };
+    let map = ["cilium_ipcache_v2", "cilium_ipcache"].into_iter().find_map(|name| {
+        let map = node.0.map(name).ok()?;
+        Some((map, layout(name).expect("a layout")))
+    });
+    let (map, layout) = map.expect("the ipcache");
+    let (key, value) = ipcache.encode(layout).expect("an entry");
+    map.update(&key, &value).expect("an update");
+    assert_eq!(source(&[]).0, "192.168.2.80");
+    let responder = L2Responder {
+        address: "192.168.2.80".parse().expect("an address"),
+        ifindex: node.index("eno1"),
+        answers: 0,
+    };
+    let (key, value) = responder.encode();
+    let map = node.0.map("cilium_l2_responder_v4").expect("the responders");
+    map.update(&key, &value).expect("an update");
+    assert_eq!(source(&[]).0, "192.168.2.81");
     // Whom the user wants: there the answer goes.
     let (source, to) = source(&["--source", "192.168.2.78"]);
     assert_eq!(source, "192.168.2.78");

@@ -341,7 +341,10 @@ impl Planner<'_> {
         let maps = self.maps;
         let (number, protocol) = (port.port, port.protocol);
         let is_free = |one: IpAddr| {
-            !maps.is_frontend(one, number, protocol) && maps.client_mac(one).is_none()
+            !maps.is_frontend(one, number, protocol)
+                // The wildcard entry of another VIP (1.19+).
+                && !maps.is_frontend(one, 0, 0)
+                && maps.client_mac(one).is_none()
         };
         let usual = self
             .addresses
@@ -361,7 +364,11 @@ impl Planner<'_> {
     /// would become of one to the VIP, were that none; or one for documentation.
     fn control(&mut self, port: &Port, source: IpAddr) -> Option<IpAddr> {
         let (maps, number, protocol) = (self.maps, port.port, port.protocol);
-        let fits = |one: IpAddr| one != source && !maps.is_frontend(one, number, protocol);
+        let fits = |one: IpAddr| {
+            one != source
+                && !maps.is_frontend(one, number, protocol)
+                && !maps.is_frontend(one, 0, 0)
+        };
         let beside = self.addresses.control(self.query.address, &fits);
         beside.or_else(|| controls(self.query.address.is_ipv6()).find(|one| fits(*one)))
     }

@@ -9,13 +9,14 @@ use std::{
 use crate::{
     cilium::{
         ipcache::Ipcache,
+        l2_responder::L2Responder,
         layout::{LAYOUTS, MapKind},
     },
     collect::{maps, network},
     evidence::{
         Evidence,
         network::{Link, Network, Route},
-        tables::Tables,
+        tables::{Tables, family_of},
     },
     judge::contains,
     sys::{bpf, netlink::NetlinkError},
@@ -32,6 +33,7 @@ pub struct Addresses<'e> {
     network: Option<&'e Network>,
     taken: BTreeSet<IpAddr>,
     ipcache: Vec<maps::OpenMap>,
+    responders: Vec<maps::OpenMap>,
     cpus: usize,
     /// Answers of the kernel, so that it is asked once.
     routes: HashMap<IpAddr, Option<Route>>,
@@ -56,12 +58,18 @@ impl<'e> Addresses<'e> {
         taken.extend(tables.endpoints.keys());
         taken.extend(network::neighbours_now()?.iter().map(|one| one.address));
         let root = evidence.bpffs.iter().find(|bpffs| bpffs.read).map(|bpffs| &bpffs.path);
-        let ipcache = LAYOUTS
-            .iter()
-            .filter(|layout| layout.kind == MapKind::Ipcache)
-            .filter_map(|layout| maps::open(root?, layout.name).ok())
-            .collect();
-        Ok(Self { network, taken, ipcache, cpus: evidence.host.cpus, routes: HashMap::new() })
+        let open = |kind: MapKind| -> Vec<maps::OpenMap> {
+            let layouts = LAYOUTS.iter().filter(|layout| layout.kind == kind);
+            layouts.filter_map(|layout| maps::open(root?, layout.name).ok()).collect()
+        };
+        Ok(Self {
+            network,
+            taken,
+            ipcache: open(MapKind::Ipcache),
+            responders: open(MapKind::L2Responder),
+            cpus: evidence.host.cpus,
+            routes: HashMap::new(),
+        })
     }
 
     /// Whether the node has this address itself.
@@ -150,7 +158,21 @@ impl<'e> Addresses<'e> {
         let on_link = self.route(address).is_some_and(|route| {
             route.kind == "unicast" && route.gateway.is_none() && route.output == Some(ifindex)
         });
-        on_link && !self.in_ipcache(address)
+        on_link && !self.in_ipcache(address) && !self.is_announced(address, ifindex)
+    }
+
+    /// Whether this node answers for the address on the device: it is another VIP.
+    fn is_announced(&self, address: IpAddr, ifindex: u32) -> bool {
+        let (key, _) = L2Responder { address, ifindex, answers: 0 }.encode();
+        self.responders.iter().any(|map| {
+            map.layout.family == Some(family_of(address)) && self.value(map, &key).is_some()
+        })
+    }
+
+    fn value(&self, map: &maps::OpenMap, key: &[u8]) -> Option<Vec<u8>> {
+        let mut value = vec![0; bpf::value_len(&map.info, self.cpus)];
+        let found = bpf::lookup(map.fd.as_fd(), &map.info, key, &mut value, self.cpus);
+        found.is_ok_and(|found| found).then_some(value)
     }
 
     /// Whether Cilium has an identity for the address that is no part of the world outside.
@@ -172,14 +194,12 @@ impl<'e> Addresses<'e> {
         };
         self.ipcache.iter().any(|map| {
             let Ok((key, _)) = entry.encode(map.layout) else { return false };
-            let mut value = vec![0; bpf::value_len(&map.info, self.cpus)];
             // The kernel looks the longest prefix up.
-            let found = bpf::lookup(map.fd.as_fd(), &map.info, &key, &mut value, self.cpus);
-            found.is_ok_and(|found| found)
-                && Ipcache::decode(map.layout, &key, &value).is_ok_and(|found| {
-                    let identity = found.identity.0;
-                    !WORLD.contains(&identity) && identity < LOCAL
-                })
+            let Some(value) = self.value(map, &key) else { return false };
+            Ipcache::decode(map.layout, &key, &value).is_ok_and(|found| {
+                let identity = found.identity.0;
+                !WORLD.contains(&identity) && identity < LOCAL
+            })
         })
     }
 
