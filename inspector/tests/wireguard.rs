@@ -17,22 +17,11 @@ use inspector::{
         network::{WireGuard, WireGuardPeer},
     },
 };
-use inspector_lab::Lab;
+use inspector_lab::{
+    Lab,
+    wireguard::{self, Attribute, Peer, PeerAttribute, peer},
+};
 use net::{CLIENT_V4, NODE_V4, address, index, netlink, node_and_client, up};
-use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkDeserializable, NetlinkMessage, NetlinkPayload,
-    NetlinkSerializable,
-};
-use netlink_packet_generic::{
-    GenlMessage,
-    ctrl::{GenlCtrl, GenlCtrlCmd, nlas::GenlCtrlAttrs},
-};
-use netlink_packet_wireguard::{
-    WireguardAddressFamily, WireguardAllowedIp, WireguardAllowedIpAttr as Allowed,
-    WireguardAttribute as Attribute, WireguardCmd, WireguardMessage, WireguardPeer as Peer,
-    WireguardPeerAttribute as PeerAttribute,
-};
-use netlink_sys::{Socket, SocketAddr as NetlinkAddress, protocols::NETLINK_GENERIC};
 use rtnetlink::LinkWireguard;
 
 const NODE_TUNNEL: Ipv4Addr = Ipv4Addr::new(10, 90, 0, 1);
@@ -41,72 +30,12 @@ const NODE_PORT: u16 = 51820;
 const CLIENT_PORT: u16 = 51821;
 const VIP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 2, 20));
 
-/// Sends a message of generic netlink and returns the answers.
-fn ask<T>(message: T, family: u16, flags: u16) -> Vec<T>
-where
-    GenlMessage<T>: NetlinkSerializable + NetlinkDeserializable,
-    T: netlink_packet_generic::GenlFamily + std::fmt::Debug,
-{
-    let mut message = GenlMessage::from_payload(message);
-    message.set_resolved_family_id(family);
-    message.finalize();
-    let mut message = NetlinkMessage::from(message);
-    message.header.flags = NLM_F_REQUEST | flags;
-    message.finalize();
-    let mut bytes = vec![0; message.buffer_len()];
-    message.serialize(&mut bytes);
-    let mut socket = Socket::new(NETLINK_GENERIC).expect("netlink");
-    socket.bind_auto().expect("bind");
-    socket.connect(&NetlinkAddress::new(0, 0)).expect("connect");
-    socket.send(&bytes, 0).expect("send");
-    let mut answers = Vec::new();
-    loop {
-        let (bytes, _) = socket.recv_from_full().expect("an answer");
-        let mut rest = bytes.as_slice();
-        while !rest.is_empty() {
-            let answer =
-                NetlinkMessage::<GenlMessage<T>>::deserialize(rest).expect("generic netlink");
-            let length = usize::try_from(answer.header.length).expect("a length");
-            rest = rest.get(length.next_multiple_of(4)..).unwrap_or_default();
-            match answer.payload {
-                NetlinkPayload::InnerMessage(message) => answers.push(message.payload),
-                NetlinkPayload::Done(_) => return answers,
-                NetlinkPayload::Error(error) if error.code.is_none() => return answers,
-                NetlinkPayload::Error(error) => panic!("generic netlink: {}", error.to_io()),
-                other => panic!("generic netlink: {other:?}"),
-            }
-        }
-    }
-}
-
-/// The number of WireGuard's family.
-fn family() -> u16 {
-    let request = GenlCtrl {
-        cmd: GenlCtrlCmd::GetFamily,
-        nlas: vec![GenlCtrlAttrs::FamilyName("wireguard".to_owned())],
-    };
-    let answers = ask(request, 0, NLM_F_ACK);
-    answers
-        .iter()
-        .flat_map(|answer| &answer.nlas)
-        .find_map(|attribute| match attribute {
-            GenlCtrlAttrs::FamilyId(id) => Some(*id),
-            _ => None,
-        })
-        .expect("the family of WireGuard")
-}
-
-/// What the kernel says of wg0.
 fn get() -> Vec<Attribute> {
-    let attributes = vec![Attribute::IfName("wg0".to_owned())];
-    let request = WireguardMessage { cmd: WireguardCmd::GetDevice, attributes };
-    ask(request, family(), NLM_F_DUMP).into_iter().flat_map(|answer| answer.attributes).collect()
+    wireguard::get("wg0").expect("what the kernel says of wg0")
 }
 
 fn set(attributes: Vec<Attribute>) {
-    let mut all = vec![Attribute::IfName("wg0".to_owned())];
-    all.extend(attributes);
-    ask(WireguardMessage { cmd: WireguardCmd::SetDevice, attributes: all }, family(), NLM_F_ACK);
+    wireguard::set("wg0", attributes).expect("a change of wg0");
 }
 
 /// Makes wg0 with this key, port and address; returns its public key.
@@ -117,34 +46,12 @@ fn device(key: u8, port: u16, own: Ipv4Addr) -> [u8; 32] {
             panic!("this test needs WireGuard in the kernel (CONFIG_WIREGUARD): {error}")
         });
     });
-    set(vec![Attribute::PrivateKey([key; 32]), Attribute::ListenPort(port)]);
+    let public = wireguard::identify("wg0", key, port).expect("a key and a port");
     netlink(async |handle| {
         up(&handle, "wg0").await;
         address(&handle, "wg0", own.into(), 24).await;
     });
-    let public = get().into_iter().find_map(|attribute| match attribute {
-        Attribute::PublicKey(key) => Some(key),
-        _ => None,
-    });
-    public.expect("a public key")
-}
-
-fn peer(key: [u8; 32], endpoint: Option<SocketAddr>, allowed: &[(IpAddr, u8)]) -> Peer {
-    let allowed = allowed.iter().map(|&(address, prefix)| {
-        let family = match address {
-            IpAddr::V4(_) => WireguardAddressFamily::Ipv4,
-            IpAddr::V6(_) => WireguardAddressFamily::Ipv6,
-        };
-        WireguardAllowedIp(vec![
-            Allowed::Family(family),
-            Allowed::IpAddr(address),
-            Allowed::Cidr(prefix),
-        ])
-    });
-    let mut attributes =
-        vec![PeerAttribute::PublicKey(key), PeerAttribute::AllowedIps(allowed.collect())];
-    attributes.extend(endpoint.map(PeerAttribute::Endpoint));
-    Peer(attributes)
+    public
 }
 
 /// Received and sent bytes of the peer with this key, as the kernel's own counters say.

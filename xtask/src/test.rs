@@ -31,6 +31,8 @@ pub const IN_MACHINES: [(&str, &[&str]); 3] = [
             "--test",
             "wireguard",
             "--test",
+            "inject_wireguard",
+            "--test",
             "netkit",
             "--test",
             "observers",

@@ -566,7 +566,7 @@ fn attach_device(
         Kind::Pod(_) => Some(endpoint_id(bpffs, device.index)?),
         _ => None,
     };
-    let outside = matches!(device.kind, Kind::Lan(_) | Kind::Tun);
+    let outside = matches!(device.kind, Kind::Lan(_) | Kind::Tun | Kind::WireGuard);
     let calls = match endpoint {
         Some(id) => Some(format!("cilium_calls_{id:05}")),
         None if outside => Some(format!("cilium_calls_netdev_{:05}", device.index)),

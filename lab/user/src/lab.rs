@@ -75,6 +75,7 @@ pub struct Builder {
     network: bool,
     datapath: bool,
     xdp: Vec<(String, Xdp)>,
+    wireguard: bool,
 }
 
 #[derive(Debug)]
@@ -143,6 +144,14 @@ impl Builder {
         self
     }
 
+    /// Whether `wg0` is a real `WireGuard` device, which not every kernel has, instead of a TUN device.
+    /// The node knows the client's key and no endpoint: the client is the one that comes.
+    #[must_use]
+    pub fn wireguard(mut self, wireguard: bool) -> Self {
+        self.wireguard = wireguard;
+        self
+    }
+
     /// Whether the datapath has a program at XDP on `device` too (`eno1`), which no capture has.
     #[must_use]
     pub fn xdp(mut self, device: &str, mode: Xdp) -> Self {
@@ -165,7 +174,10 @@ impl Builder {
         };
         // Before `only`, which may drop the map that says where the pods are.
         let network = self.network || self.datapath;
-        let plan = if network { Some(Plan::of(capture.as_ref())?) } else { None };
+        let mut plan = if network { Some(Plan::of(capture.as_ref())?) } else { None };
+        if let Some(plan) = plan.as_mut().filter(|_| self.wireguard) {
+            plan.use_wireguard();
+        }
         let mut datapath = match &capture {
             Some(capture) if self.datapath => Datapath::of(capture)?,
             _ => None,

@@ -33,6 +33,7 @@ pub mod server;
 mod signals;
 pub mod state;
 mod tun;
+pub mod wireguard;
 
 pub use capture::{Capture, CaptureError};
 pub use datapath::{Datapath, DatapathError, Xdp};

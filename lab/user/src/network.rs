@@ -12,7 +12,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs, io,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::fd::{AsRawFd, OwnedFd},
     path::Path,
     thread,
@@ -21,11 +21,12 @@ use std::{
 
 use futures_util::TryStreamExt;
 use rtnetlink::{
-    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, RouteMessageBuilder,
+    Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, LinkWireguard,
+    RouteMessageBuilder,
     packet_route::{
         AddressFamily,
         address::{AddressAttribute, AddressFlags, AddressMessage, AddressScope},
-        link::{InfoData, InfoVeth, LinkFlags, LinkMessage},
+        link::{InfoData, InfoVeth, LinkAttribute, LinkFlags, LinkMessage},
         route::{
             RouteAddress, RouteAttribute, RouteFlags, RouteMessage, RouteProtocol, RouteScope,
             RouteType,
@@ -38,7 +39,7 @@ use crate::{
     netns::{self, Ns},
     plan::{Address, Device, Kind, Plan, PlanError, Pod, Route, Rule, Scope, TABLE_LOCAL},
     state::StateError,
-    tun,
+    tun, wireguard,
 };
 
 /// Name of the switch in the `lan` namespace.
@@ -191,10 +192,22 @@ fn fill(plan: &Plan, namespaces: &BTreeMap<Ns, OwnedFd>) -> Result<(), NetworkEr
         in_namespace(namespace, async |handle| pod_up(&handle, pod, &plan.routers).await)?;
     }
 
-    let Some(tun) = tun else { return Ok(()) };
-    in_namespace(&namespaces[&Ns::Vpn], async |handle| {
+    let wireguard = plan.devices.iter().find(|device| device.kind == Kind::WireGuard);
+    if tun.is_none() && wireguard.is_none() {
+        return Ok(());
+    }
+    let vpn = &namespaces[&Ns::Vpn];
+    if let Some(device) = wireguard {
+        in_namespace(lan, async |handle| set_up(&handle, "lo", 1).await)?;
+        wireguard_in(lan, "wg0", 0, vpn)?;
+        connect(device, &namespaces[&Ns::Node], vpn)?;
+    }
+    in_namespace(vpn, async |handle| {
         defaults(false)?;
-        let far = tun::create("wg0", 0).map_err(io("making the VPN client's wg0"))?;
+        let far = match wireguard {
+            Some(_) => None,
+            None => Some(tun::create("wg0", 0).map_err(io("making the VPN client's wg0"))?),
+        };
         set_up(&handle, "lo", 1).await?;
         let index = index_of("wg0")?;
         let message = LinkUnspec::new_with_index(index).mtu(1420).up().build();
@@ -208,8 +221,50 @@ fn fill(plan: &Plan, namespaces: &BTreeMap<Ns, OwnedFd>) -> Result<(), NetworkEr
             let what = "the default route over wg0";
             handle.route().add(route).execute().await.map_err(netlink(what))?;
         }
+        let (Some(tun), Some(far)) = (tun, far) else { return Ok(()) };
         tun::pump(tun, far).map_err(io("starting the process between the ends of wg0"))
     })
+}
+
+/// Makes a `WireGuard` device of the namespace `lan` and puts it into another; `index` is its interface
+/// index there, 0 for any.
+fn wireguard_in(
+    lan: &OwnedFd,
+    name: &str,
+    index: u32,
+    namespace: &OwnedFd,
+) -> Result<(), NetworkError> {
+    in_namespace(lan, async |handle| {
+        // By another name and index: here both may be in use.
+        const MAKING: &str = "making";
+        let what = format!("{name} (this kernel may have no WireGuard)");
+        add(&handle, LinkWireguard::new(MAKING).build(), &what).await?;
+        let mut moved = LinkUnspec::new_with_index(index_of(MAKING)?)
+            .name(name)
+            .setns_by_fd(namespace.as_raw_fd());
+        if let Some(index) = i32::try_from(index).ok().filter(|index| *index > 0) {
+            moved = moved.append_extra_attribute(LinkAttribute::NewIfIndex(index));
+        }
+        handle.link().set(moved.build()).execute().await.map_err(netlink(format!("moving {name}")))
+    })
+}
+
+/// Makes the two ends of the tunnel know each other. The node knows no endpoint of the client's.
+fn connect(device: &Device, node: &OwnedFd, vpn: &OwnedFd) -> Result<(), NetworkError> {
+    let failed = || io(format!("setting {} up (WireGuard)", device.name));
+    let [node_port, vpn_port] = wireguard::PORTS;
+    let identify = |name: &str, key, port| wireguard::identify(name, key, port).map_err(failed());
+    let node_key = netns::run_in(node, || identify(&device.name, 0x11, node_port))?;
+    let vpn_key = netns::run_in(vpn, || identify("wg0", 0x22, vpn_port))?;
+    let know = |name: &str, peer| {
+        wireguard::set(name, vec![wireguard::Attribute::Peers(vec![peer])]).map_err(failed())
+    };
+    let client =
+        [(IpAddr::from([10, 90, 0, 2]), 32), (IpAddr::from([0xfd00, 0x90, 0, 0, 0, 0, 0, 2]), 128)];
+    netns::run_in(node, || know(&device.name, wireguard::peer(vpn_key, None, &client)))?;
+    let endpoint = Some(SocketAddr::from(([127, 0, 0, 1], node_port)));
+    let all = [(Ipv4Addr::UNSPECIFIED.into(), 0), (Ipv6Addr::UNSPECIFIED.into(), 0)];
+    netns::run_in(vpn, || know("wg0", wireguard::peer(node_key, endpoint, &all)))
 }
 
 /// Gives the client of the lab `name` a route by way of the node to each of `addresses`, which lie in
@@ -562,6 +617,11 @@ async fn device_up(
             Some(LinkUnspec::new_with_name("peer").index(*peer))
         }
         Kind::Pair(_) => None,
+        Kind::WireGuard => {
+            let node = &namespaces[&Ns::Node];
+            wireguard_in(&namespaces[&Ns::Lan], &device.name, device.index, node)?;
+            None
+        }
         Kind::Tun => {
             let what = format!("making the TUN device {}", device.name);
             tun = Some(tun::create(&device.name, device.index).map_err(io(what))?);

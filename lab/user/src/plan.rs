@@ -137,6 +137,8 @@ pub enum Kind {
     Pod(Pod),
     /// A device without Ethernet header, whose other end is the VPN client.
     Tun,
+    /// The same as a real `WireGuard` device.
+    WireGuard,
 }
 
 /// A pod's end of its device.
@@ -297,6 +299,15 @@ impl Plan {
             rules: Vec::new(),
             sysctls: Vec::new(),
             routers: Vec::new(),
+        }
+    }
+
+    /// Makes what leads to the VPN client a real `WireGuard` device.
+    pub fn use_wireguard(&mut self) {
+        for device in &mut self.devices {
+            if device.kind == Kind::Tun {
+                device.kind = Kind::WireGuard;
+            }
         }
     }
 
