@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 
 mod bench;
 mod demo;
+mod deploy_tools;
 mod dist;
 mod docs;
 mod lab;

