@@ -55,7 +55,10 @@ pub fn kubectl() -> Option<PathBuf> {
     Some(toolchain::tools_dir()?.join("kubectl-trixie/usr/bin/kubectl"))
 }
 
-/// The folder in which set-up has unpacked shellcheck, where the system has none.
-pub fn shellcheck() -> Option<PathBuf> {
-    Some(toolchain::tools_dir()?.join("shellcheck"))
+/// Debian packages of one program each, of the package's name, for systems that have it not.
+pub const PROGRAMS: [&str; 2] = ["jq", "shellcheck"];
+
+/// The folder in which set-up has unpacked these, where the system lacks one.
+pub fn programs() -> Option<PathBuf> {
+    Some(toolchain::tools_dir()?.join("deploy-programs"))
 }

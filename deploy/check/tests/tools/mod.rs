@@ -2,7 +2,7 @@
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
-use std::path::{Path, PathBuf};
+use std::{path::PathBuf, process::Command};
 
 #[path = "../../../../xtask/src/deploy_tools.rs"]
 pub mod deploy_tools;
@@ -20,16 +20,16 @@ pub fn fetched(what: &deploy_tools::Fetched, file: &str) -> PathBuf {
     path
 }
 
-/// The program: the system's, else the one that set-up has unpacked.
-pub fn shellcheck() -> std::process::Command {
-    let own = deploy_tools::shellcheck().filter(|root| root.join("usr/bin/shellcheck").is_file());
-    match own {
+/// A program of those that set-up unpacks: its own, else the system's.
+pub fn program(name: &str) -> Command {
+    let file = PathBuf::from("usr/bin").join(name);
+    match deploy_tools::programs().filter(|root| root.join(&file).is_file()) {
         Some(root) => {
-            let mut command = std::process::Command::new(root.join("usr/bin/shellcheck"));
+            let mut command = Command::new(root.join(file));
             let libraries = format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH);
             command.env("LD_LIBRARY_PATH", root.join(libraries));
             command
         }
-        None => std::process::Command::new(Path::new("shellcheck")),
+        None => Command::new(name),
     }
 }
