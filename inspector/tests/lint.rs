@@ -2,6 +2,7 @@
 //! announced from a node without a backend, one `DaemonSet` that is everywhere. Needs no root.
 
 use std::{
+    fmt::Write as _,
     fs,
     io::Write,
     path::{Path, PathBuf},
@@ -227,6 +228,161 @@ fn malformed_yaml_names_file_and_line() {
     let output = lint(folder.path(), &["gone"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     assert!(text(&output.stderr).contains("cannot read gone"), "{output:?}");
+}
+
+/// Every shape of what is no manifest: each file is named with the line where it goes wrong, and there
+/// is no answer.
+#[test]
+fn whatever_is_wrong_with_a_file_its_line_is_named() {
+    let service = fs::read_to_string(tree().join("games/services.yaml")).expect("a file");
+    let lines = service.lines().count();
+    let nested = format!("{}x{}\n", "[".repeat(200), "]".repeat(200));
+    let aliases = {
+        let mut text = String::from("a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n");
+        for level in 1..12 {
+            let before = vec![format!("*a{}", level - 1); 10].join(", ");
+            writeln!(text, "a{level}: &a{level} [{before}]").expect("text");
+        }
+        text
+    };
+    let wide: Vec<u8> = "\u{feff}kind: A\n".encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let cases: [(&str, Vec<u8>, usize, &str); 15] = [
+        ("tab", b"a:\n  b: 1\n\tc: 2\n".to_vec(), 3, "tab"),
+        ("quote", b"a: 1\nb: \"x\nc: 2\n".to_vec(), 2, "quote"),
+        ("single-quote", b"a: 1\nb: 'x\nc: 2\n".to_vec(), 2, "quote"),
+        ("bracket", b"a: 1\nb: [1, 2\nc: 3\n".to_vec(), 3, ""),
+        ("indent", b"a:\n    b: 1\n  c: 2\n".to_vec(), 3, ""),
+        ("colon", b"a: 1\nb: c: d\n".to_vec(), 2, ""),
+        (
+            "twice",
+            b"apiVersion: v1\nkind: A\nmetadata:\n  name: x\n  name: y\n".to_vec(),
+            5,
+            "`name`",
+        ),
+        ("twice-crlf", b"apiVersion: v1\r\nkind: A\r\nkind: B\r\n".to_vec(), 3, "`kind`"),
+        ("alias", b"a: 1\nb: *nothing\n".to_vec(), 2, ""),
+        ("aliases", aliases.into_bytes(), 0, "aliases"),
+        ("nested", nested.into_bytes(), 1, ""),
+        ("latin", b"a: 1\nb: \xe9\n".to_vec(), 2, "not UTF-8"),
+        ("wide", wide, 1, "UTF-16"),
+        ("binary", (0..=255).cycle().take(4096).collect(), 2, "not UTF-8"),
+        ("nul", b"a: 1\nb: \0\0\n".to_vec(), 2, ""),
+    ];
+    for (name, content, line, word) in &cases {
+        let folder = copy();
+        let file = folder.path().join(format!("{name}.yaml"));
+        fs::write(&file, content).expect("a file");
+        // Below many lines that are right, in a document of its own.
+        if content.is_ascii() && *name != "binary" {
+            let mut text = service.clone().into_bytes();
+            text.extend(b"---\n");
+            text.extend(content);
+            fs::write(folder.path().join(format!("{name}-below.yaml")), text).expect("a file");
+        }
+        let output = lint(folder.path(), &["."]);
+        assert_eq!(output.status.code(), Some(2), "{name}: {output:?}");
+        assert_eq!(text(&output.stdout), "", "{name}: {output:?}");
+        let said = text(&output.stderr);
+        let place = |suffix: &str| {
+            let start = format!("inspect: ./{name}{suffix}.yaml:");
+            let row = said.lines().find_map(|row| row.strip_prefix(&start));
+            let row = row.unwrap_or_else(|| panic!("{name}{suffix} is not named: {said}"));
+            let (number, reason) = row.split_once(':').expect("a line");
+            assert!(reason.contains(word), "{name}: {reason}");
+            number.parse::<usize>().expect("a number")
+        };
+        let found = place("");
+        assert!(found >= 1 && (*line == 0 || found == *line), "{name}: line {found}: {said}");
+        if content.is_ascii() && *name != "binary" {
+            assert_eq!(place("-below"), found + lines + 1, "{name}: {said}");
+        }
+    }
+}
+
+#[test]
+fn what_only_looks_odd_is_read() {
+    // A byte order mark, lines that end as Windows has them, and comments that are no text of ours.
+    let folder = copy();
+    for file in ["games/services.yaml", "gateway/proxy.yaml", "monitoring/syslog.yaml"] {
+        let path = folder.path().join(file);
+        let before = fs::read_to_string(&path).expect("a file").replace('\n', "\r\n");
+        fs::write(&path, format!("\u{feff}# \u{1f6a2}\r\n{before}")).expect("a file");
+    }
+    let report = json(&lint(folder.path(), &["-o", "json", "."]));
+    let findings = report["findings"].as_array().expect("findings");
+    assert_eq!(findings.len(), 4, "{report:#}");
+    assert_eq!(findings[0]["location"]["line"], 11, "one line further down: {report:#}");
+    // A file of 50 MB: one manifest that is one long text, and a mapping with fifty thousand members.
+    let mut text = String::from("apiVersion: v1\nkind: ConfigMap\nmetadata: {name: big}\ndata:\n");
+    for index in 0..50_000 {
+        writeln!(text, "  key-{index}: value").expect("text");
+    }
+    text.push_str("  text: |\n");
+    text.push_str(&"    a line of a configuration file, of which there are many\n".repeat(850_000));
+    assert!(text.len() > 50_000_000);
+    fs::write(folder.path().join("big.yaml"), text).expect("a file");
+    let report = json(&lint(folder.path(), &["-o", "json", "."]));
+    assert_eq!(report["findings"].as_array().map(Vec::len), Some(4));
+    // A kustomization that is its own base ends, and is said.
+    let circle = folder.path().join("circle");
+    fs::create_dir(&circle).expect("mkdir");
+    fs::write(circle.join("kustomization.yaml"), "resources: [../circle]\n").expect("a file");
+    let report = json(&lint(folder.path(), &["-o", "json", "."]));
+    let said = report["not_judged"].to_string();
+    assert!(said.contains("circle/ is used only by itself"), "{said}");
+}
+
+#[test]
+fn what_helm_prints_around_the_manifests_is_no_manifest() {
+    let folder = copy();
+    let rendered = "NAME: x\nLAST DEPLOYED: Mon Jan  1 00:00:00 2024\nSTATUS: pending-install\nHOOKS:\n\
+                    MANIFEST:\n---\n# Source: x/templates/service.yaml\napiVersion: v1\nkind: Service\n\
+                    metadata: {name: late}\nspec: {type: LoadBalancer, externalTrafficPolicy: Local}\n\n\
+                    NOTES:\n1. Get the URL by running:\n  export IP=$(kubectl get svc late -o jsonpath=\"{.status\n\
+                    2. It's at: http://$IP:80, {not yaml\n";
+    fs::write(folder.path().join("rendered.yaml"), rendered).expect("a file");
+    let report = json(&lint(folder.path(), &["-o", "json", "network", "rendered.yaml"]));
+    assert_eq!(report["findings"][0]["service"], "default/late", "{report:#}");
+    // What is wrong above the notes is.
+    let broken = rendered.replace("{name: late}", "{name: late");
+    fs::write(folder.path().join("rendered.yaml"), broken).expect("a file");
+    let output = lint(folder.path(), &["network", "rendered.yaml"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    assert!(text(&output.stderr).starts_with("inspect: rendered.yaml:1"), "{output:?}");
+}
+
+/// The Services of a tree by their state: two policies, one of nothing but externalIPs.
+#[test]
+fn services_of_every_kind_are_paired_as_cilium_pairs_them() {
+    let folder = tree().join("../pairing");
+    let report = json(&lint(&folder, &["-o", "json", "."]));
+    let expected = [
+        ("default/l2-class", "flagged"),
+        ("default/other-class", "not-announced"),
+        ("default/outside", "flagged"),
+        ("default/set", "good"),
+        // By the second policy it is announced from every node, the storage nodes among them.
+        ("default/set-with-outside", "flagged"),
+        ("default/wants", "flagged"),
+        ("quiet/outside", "not-announced"),
+    ];
+    let expected = expected.map(|(name, state)| (name.to_owned(), state.to_owned()));
+    assert_eq!(states(&report), expected, "{report:#}");
+    let of = |name: &str| {
+        let services = report["services"].as_array().expect("services");
+        services.iter().find(|one| one["service"] == name).expect("it").clone()
+    };
+    let addresses = of("default/wants")["addresses"].to_string();
+    for word in [
+        "fd00:10::1 (asked for)",
+        "192.168.2.201 (asked for)",
+        "fd00:10::/112",
+        "192.168.2.200 to 192.168.2.210",
+    ] {
+        assert!(addresses.contains(word), "{addresses}");
+    }
+    let why = of("default/other-class")["why"].to_string();
+    assert!(why.contains("example.org/cloud is not that of the L2 announcer"), "{why}");
 }
 
 #[test]

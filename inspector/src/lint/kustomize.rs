@@ -207,40 +207,42 @@ impl Tree<'_> {
     }
 
     /// Applies every patch of a kustomization.
-    fn patches(&mut self, place: &str, index: usize, own: &mut [Object]) {
+    fn patches(&mut self, place: &str, index: usize, own: &mut Vec<Object>) {
         let Some(root) = self.contents.files[index].documents.first() else { return };
         let title = self.files[index].path.clone();
         for patch in root.get("patchesStrategicMerge").map(Node::items).unwrap_or_default() {
             let Some(text) = patch.text() else { continue };
-            for document in self.patch_documents(place, text, patch, &title) {
+            for document in self.patch_documents(place, text, patch, false, &title) {
                 self.apply(&document, None, own, &title);
             }
         }
         for key in ["patches", "patchesJson6902"] {
             for patch in root.get(key).map(Node::items).unwrap_or_default() {
-                let Some(source) = patch.get("patch").or_else(|| patch.get("path")) else {
-                    continue;
-                };
+                let inline = patch.get("patch").filter(|node| node.value != Value::Null);
+                let Some(source) = inline.or_else(|| patch.get("path")) else { continue };
                 let Some(text) = source.text() else { continue };
-                for document in self.patch_documents(place, text, source, &title) {
+                let documents = self.patch_documents(place, text, source, inline.is_some(), &title);
+                for document in documents {
                     self.apply(&document, patch.get("target"), own, &title);
                 }
             }
         }
     }
 
-    /// The documents of a patch: text of its own, or a file.
+    /// The documents of a patch: text of its own, or a file. Where either may stand, it is a file if
+    /// there is one.
     fn patch_documents(
         &mut self,
         place: &str,
         text: &str,
         source: &Node,
+        inline: bool,
         title: &str,
     ) -> Vec<Node> {
-        if let Some(file) = self.by_path.get(&join(place, text)) {
+        if !inline && let Some(file) = self.by_path.get(&join(place, text)) {
             return self.contents.files[*file].documents.clone();
         }
-        let looks_inline = text.contains('\n') || text.contains(": ");
+        let looks_inline = inline || text.contains('\n') || text.contains(": ");
         match yaml::parse(source.at.file, text) {
             Ok(documents) if looks_inline => documents
                 .into_iter()
@@ -264,54 +266,32 @@ impl Tree<'_> {
         }
     }
 
-    fn apply(&mut self, patch: &Node, target: Option<&Node>, own: &mut [Object], title: &str) {
-        let at = |key: &str| target.and_then(|target| target.text_of(key));
-        let pattern = |text: &str| text.contains(['*', '+', '?', '[', '(', '|', '^', '$']);
-        for key in ["name", "namespace", "kind"] {
-            if at(key).is_some_and(|text| pattern(text) && text != ".*") {
-                self.notes.insert(format!(
-                    "{title}: the patch's target is an expression ({}), and is not resolved",
-                    at(key).unwrap_or_default()
-                ));
+    fn apply(&mut self, patch: &Node, target: Option<&Node>, own: &mut Vec<Object>, title: &str) {
+        let target = match target.map(Target::new).transpose() {
+            Ok(target) => target,
+            Err(what) => {
+                self.notes
+                    .insert(format!("{title}: the patch's target {what}, and is not resolved"));
                 return;
             }
-        }
-        let meets = |wanted: Option<&str>, found: &str| {
-            wanted.is_none_or(|wanted| wanted == ".*" || wanted.is_empty() || wanted == found)
         };
-        for object in own {
-            let hit = match (target, Object::new(patch.clone())) {
-                (Some(target), _) => {
-                    let selector = target.text_of("labelSelector");
-                    if selector.is_some_and(|text| text.contains(['!', '('])) {
-                        self.notes.insert(format!(
-                            "{title}: the labelSelector of a patch's target is not resolved"
-                        ));
-                        return;
-                    }
-                    let labels_meet = selector.unwrap_or_default().split(',').all(|pair| {
-                        pair.split_once('=').is_none_or(|(key, value)| {
-                            object.label(key.trim_end_matches('=')) == Some(value.trim_matches('='))
-                        })
-                    });
-                    meets(at("kind"), &object.kind)
-                        && meets(at("name"), object.name())
-                        && at("namespace")
-                            .is_none_or(|wanted| meets(Some(wanted), object.namespace()))
-                        && meets(at("group"), &object.group)
-                        && labels_meet
-                }
-                (None, Some(named)) => {
-                    named.kind == object.kind
-                        && named.name() == object.name()
-                        && named.group == object.group
-                        && named.stated_namespace().is_none_or(|one| one == object.namespace())
-                }
-                (None, None) => false,
-            };
-            if !hit {
-                continue;
+        let named = Object::new(patch.clone());
+        let hit = |object: &Object| match (&target, &named) {
+            (Some(target), _) => target.meets(object),
+            (None, Some(named)) => {
+                let space = named.stated_namespace();
+                named.kind == object.kind
+                    && named.group == object.group
+                    && object.is_called(
+                        |name| name == named.name(),
+                        |one| space.is_none_or(|space| space == one),
+                    )
             }
+            (None, None) => false,
+        };
+        let mut count = 0;
+        for object in own.iter_mut().filter(|object| hit(object)) {
+            count += 1;
             if let Value::List(operations) = &patch.value {
                 for operation in operations {
                     if let Err(reason) = json_patch(&mut object.root, operation) {
@@ -328,6 +308,67 @@ impl Tree<'_> {
                 restore(&mut object.root, "namespace", space);
             }
         }
+        if patch.text_of("$patch") == Some("delete") {
+            own.retain(|object| !hit(object));
+        }
+        if let (0, None) = (count, &target) {
+            let what = named.map_or("what it does not name".to_owned(), |named| named.title());
+            self.notes.insert(format!("{title}: a patch is of {what}, which is not there"));
+        }
+    }
+}
+
+/// Which objects a patch is for.
+struct Target<'p> {
+    node: &'p Node,
+    labels: Vec<(&'p str, Option<&'p str>)>,
+}
+
+impl<'p> Target<'p> {
+    /// From a patch's `target`. An error says what of it is not resolved.
+    fn new(node: &'p Node) -> Result<Self, String> {
+        // They are regular expressions that have to meet the whole.
+        let plain = |text: &str| {
+            text == ".*" || !text.contains(['*', '+', '?', '[', '(', '|', '^', '$', '\\', '{'])
+        };
+        for key in ["name", "namespace", "kind", "group", "version"] {
+            if let Some(text) = node.text_of(key).filter(|text| !plain(text)) {
+                return Err(format!("is an expression ({text})"));
+            }
+        }
+        if node.text_of("annotationSelector").is_some_and(|text| !text.is_empty()) {
+            return Err("has an annotationSelector".to_owned());
+        }
+        let mut labels = Vec::new();
+        let selector = node.text_of("labelSelector").unwrap_or_default();
+        for one in selector.split(',').map(str::trim).filter(|one| !one.is_empty()) {
+            if one.contains(['!', '(', ')', '<', '>', ' ']) && !one.contains('=')
+                || one.contains("!=")
+                || one.contains('(')
+            {
+                return Err(format!("has a labelSelector ({selector})"));
+            }
+            labels.push(match one.split_once('=') {
+                Some((key, value)) => (key.trim(), Some(value.trim_start_matches('=').trim())),
+                None => (one, None),
+            });
+        }
+        Ok(Self { node, labels })
+    }
+
+    fn meets(&self, object: &Object) -> bool {
+        let meets = |key: &str, found: &str| {
+            let wanted = self.node.text_of(key).unwrap_or_default();
+            wanted.is_empty() || wanted == ".*" || wanted == found
+        };
+        let version = object.root.text_of("apiVersion").unwrap_or_default();
+        meets("kind", &object.kind)
+            && meets("group", &object.group)
+            && meets("version", version.rsplit('/').next().unwrap_or_default())
+            && object.is_called(|name| meets("name", name), |space| meets("namespace", space))
+            && self.labels.iter().all(|(key, wanted)| {
+                object.label(key).is_some_and(|found| wanted.is_none_or(|one| one == found))
+            })
     }
 }
 
@@ -426,6 +467,7 @@ fn json_patch(root: &mut Node, operation: &Node) -> Result<(), String> {
 fn transform(root: &Node, own: &mut [Object]) {
     let scalar = |node: &Node, text: String| Node { value: Value::Scalar(text), at: node.at };
     for object in own.iter_mut() {
+        let before = (object.name().to_owned(), object.stated_namespace().map(str::to_owned));
         if let Some(namespace) = root.text_of("namespace")
             && !is_cluster_scoped(object)
         {
@@ -440,6 +482,9 @@ fn transform(root: &Node, own: &mut [Object]) {
             let metadata = object.root.entry("metadata");
             let node = scalar(metadata, name);
             metadata.set("name", node);
+        }
+        if (object.name(), object.stated_namespace()) != (before.0.as_str(), before.1.as_deref()) {
+            object.former.push(before);
         }
         if let Some(labels) = root.get("commonLabels") {
             add_labels(object, labels, true, true);

@@ -16,6 +16,9 @@ pub struct Object {
     pub group: String,
     /// Kind.
     pub kind: String,
+    /// Names and stated namespaces that it had before a kustomization gave it others: patches may
+    /// name it by them.
+    pub former: Vec<(String, Option<String>)>,
 }
 
 impl Object {
@@ -25,7 +28,7 @@ impl Object {
         let version = root.text_of("apiVersion")?;
         let group = version.split_once('/').map_or("", |(group, _)| group).to_owned();
         let kind = root.text_of("kind")?.to_owned();
-        Some(Self { root, group, kind })
+        Some(Self { root, group, kind, former: Vec::new() })
     }
 
     /// Its name.
@@ -44,6 +47,13 @@ impl Object {
     #[must_use]
     pub fn namespace(&self) -> &str {
         self.stated_namespace().unwrap_or("default")
+    }
+
+    /// Whether it has, or had, a name that meets one condition and a namespace that meets another.
+    pub fn is_called(&self, name: impl Fn(&str) -> bool, namespace: impl Fn(&str) -> bool) -> bool {
+        let now = (self.name(), self.stated_namespace());
+        let before = self.former.iter().map(|(name, space)| (name.as_str(), space.as_deref()));
+        before.chain([now]).any(|(one, space)| name(one) && namespace(space.unwrap_or("default")))
     }
 
     /// The value of a label.
@@ -101,6 +111,22 @@ fn template_folders(files: &[File]) -> BTreeSet<String> {
         .collect()
 }
 
+/// What Helm printed before the chart's notes, if these begin at or above a line: they are text for
+/// people, below the manifests.
+fn without_notes(text: &str, line: usize) -> Option<&str> {
+    if !text.contains("# Source: ") {
+        return None;
+    }
+    let mut start = 0;
+    for row in text.split_inclusive('\n').take(line) {
+        if row.trim_end() == "NOTES:" {
+            return Some(&text[..start]);
+        }
+        start += row.len();
+    }
+    None
+}
+
 /// Reads every file.
 pub(super) fn read(files: &[File]) -> Contents {
     let charts = template_folders(files);
@@ -109,7 +135,13 @@ pub(super) fn read(files: &[File]) -> Contents {
         let in_chart = charts.iter().any(|folder| file.path.starts_with(folder.as_str()));
         let has_braces = file.text.contains("{{");
         let mut content = Content::default();
-        match yaml::parse(index, &file.text) {
+        let parsed = yaml::parse(index, &file.text).or_else(|error| {
+            match without_notes(&file.text, error.line) {
+                Some(text) => yaml::parse(index, text),
+                None => Err(error),
+            }
+        });
+        match parsed {
             // Text between braces is read as mappings, in places where no manifest has any.
             Ok(documents)
                 if has_braces

@@ -108,10 +108,11 @@ pub(super) fn judge(files: &[File], model: &Model, mut not_judged: Vec<String>) 
 }
 
 fn selects_service(policy: &Announcement, service: &Service) -> bool {
+    // A Service of another class is not the L2 announcer's at all, whatever its externalIPs.
     let class_meets = service.class.as_deref().is_none_or(|class| class == L2_CLASS);
-    let has_address = service.load_balancer && class_meets && policy.load_balancer_ips
+    let has_address = service.load_balancer && policy.load_balancer_ips
         || !service.external_ips.is_empty() && policy.external_ips;
-    has_address && policy.services.matches(|key| service.label(key))
+    class_meets && has_address && policy.services.matches(|key| service.label(key))
 }
 
 fn not_announced(service: &Service, announcing: &[&Announcement]) -> String {

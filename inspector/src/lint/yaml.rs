@@ -1,6 +1,6 @@
 //! YAML as a tree in which every node knows its file and line.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use saphyr_parser::{Event, Parser, ScalarStyle, ScanError, Span};
 
@@ -62,6 +62,11 @@ pub struct Malformed {
 const DEPTH: usize = 128;
 /// Most nodes that aliases of one file may stand for: a few hundred bytes can name billions.
 const ALIASED: usize = 100_000;
+/// Most nodes that anchors of one file may name, those of one in the other counted again: each is kept
+/// until its document ends.
+const ANCHORED: usize = 1_000_000;
+/// From this many members on, the keys of a mapping are looked up and not gone through.
+const MANY: usize = 32;
 
 impl Node {
     /// The member of a mapping.
@@ -179,7 +184,7 @@ struct Open {
 
 enum Kind {
     List(Vec<Node>),
-    Map { members: Vec<(String, Node)>, key: Key },
+    Map { members: Vec<(String, Node)>, key: Key, seen: HashSet<String> },
 }
 
 /// The key whose value comes next.
@@ -197,6 +202,7 @@ struct Loader {
     open: Vec<Open>,
     anchors: HashMap<usize, Node>,
     aliased: usize,
+    anchored: usize,
     documents: Vec<Document>,
     repeated: Option<(Place, String)>,
     complex_key: Option<Place>,
@@ -212,6 +218,7 @@ pub fn parse(file: usize, text: &str) -> Result<Vec<Document>, Malformed> {
         open: Vec::new(),
         anchors: HashMap::new(),
         aliased: 0,
+        anchored: 0,
         documents: Vec::new(),
         repeated: None,
         complex_key: None,
@@ -265,7 +272,8 @@ impl Loader {
                 self.open.push(Open { at, anchor, kind: Kind::List(Vec::new()) });
             }
             Event::MappingStart(anchor, _) => {
-                let kind = Kind::Map { members: Vec::new(), key: Key::Wanted };
+                let kind =
+                    Kind::Map { members: Vec::new(), key: Key::Wanted, seen: HashSet::new() };
                 self.open.push(Open { at, anchor, kind });
             }
             Event::SequenceEnd | Event::MappingEnd => {
@@ -299,13 +307,19 @@ impl Loader {
         if self.open.len() > DEPTH {
             return Err(malformed("it nests deeper than 128 levels"));
         }
+        if self.anchored > ANCHORED {
+            return Err(malformed("its anchors name more than 1000000 nodes"));
+        }
         Ok(())
     }
 
     /// Puts a node where it belongs.
     fn complete(&mut self, node: Node, anchor: usize) {
         if anchor != 0 {
-            self.anchors.insert(anchor, node.clone());
+            self.anchored += node.weight();
+            if self.anchored <= ANCHORED {
+                self.anchors.insert(anchor, node.clone());
+            }
         }
         let Some(open) = self.open.last_mut() else {
             if node.value != Value::Null {
@@ -319,7 +333,7 @@ impl Loader {
         };
         match &mut open.kind {
             Kind::List(items) => items.push(node),
-            Kind::Map { members, key } => match std::mem::replace(key, Key::Wanted) {
+            Kind::Map { members, key, seen } => match std::mem::replace(key, Key::Wanted) {
                 Key::Wanted => {
                     *key = match node.value {
                         Value::Scalar(text) => Key::Text(text),
@@ -332,11 +346,23 @@ impl Loader {
                 }
                 Key::Complex => {}
                 Key::Text(name) => {
-                    if name != "<<" && members.iter().any(|(there, _)| *there == name) {
-                        self.repeated.get_or_insert((node.at, name.clone()));
-                        members.retain(|(there, _)| *there != name);
+                    if members.len() == MANY {
+                        seen.extend(members.iter().map(|(there, _)| there.clone()));
                     }
-                    members.push((name, node));
+                    let is_there = if members.len() < MANY {
+                        members.iter().any(|(there, _)| *there == name)
+                    } else {
+                        !seen.insert(name.clone())
+                    };
+                    if name == "<<" || !is_there {
+                        members.push((name, node));
+                    } else if self.repeated.is_none() {
+                        self.repeated = Some((node.at, name.clone()));
+                        // The last one counts; of one that is told of, at least.
+                        if let Some(there) = members.iter_mut().find(|(there, _)| *there == name) {
+                            there.1 = node;
+                        }
+                    }
                 }
             },
         }
@@ -350,6 +376,7 @@ fn merge_keys(members: Vec<(String, Node)>) -> Vec<(String, Node)> {
     }
     let (merged, mut own): (Vec<_>, Vec<_>) =
         members.into_iter().partition(|(name, _)| name == "<<");
+    let mut there: HashSet<String> = own.iter().map(|(name, _)| name.clone()).collect();
     for (_, node) in merged {
         let sources = match node.value {
             Value::List(items) => items,
@@ -358,7 +385,7 @@ fn merge_keys(members: Vec<(String, Node)>) -> Vec<(String, Node)> {
         for source in sources {
             if let Value::Map(others) = source.value {
                 for (name, node) in others {
-                    if own.iter().all(|(there, _)| *there != name) {
+                    if there.insert(name.clone()) {
                         own.push((name, node));
                     }
                 }
@@ -423,6 +450,31 @@ mod tests {
         }
         let error = parse(0, &text).unwrap_err();
         assert!(error.reason.contains("aliases"), "{error:?}");
+    }
+
+    #[test]
+    fn anchors_around_anchors_are_refused_where_they_name_too_much() {
+        let many = "x, ".repeat(20_000);
+        let text = format!("{}[{many}]{}\n", "&a [".repeat(100), "]".repeat(100));
+        let error = parse(0, &text).unwrap_err();
+        assert!(error.reason.contains("anchors"), "{error:?}");
+    }
+
+    #[test]
+    fn a_mapping_with_many_members_is_read_and_its_repeated_key_found() {
+        let mut text = String::new();
+        for index in 0..50_000 {
+            writeln!(text, "k{index}: {index}").expect("text");
+        }
+        let all = parse(0, &text).expect("YAML");
+        assert_eq!(all[0].repeated, None);
+        assert_eq!(all[0].root.members().len(), 50_000);
+        assert_eq!(all[0].root.text_of("k49999"), Some("49999"));
+        text.push_str("k31: again\nk5: again\n");
+        let all = parse(0, &text).expect("YAML");
+        let (at, key) = all[0].repeated.as_ref().expect("a repeated key");
+        assert_eq!((at.line, key.as_str()), (50_001, "k31"));
+        assert_eq!(all[0].root.text_of("k31"), Some("again"), "the last one counts");
     }
 
     #[test]
