@@ -9,6 +9,7 @@ mod run;
 use std::{
     collections::BTreeSet,
     fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -159,7 +160,8 @@ fn blocks(page: &str, language: &str) -> Vec<String> {
     found
 }
 
-/// Runs a line of a page as a shell would; `# exit N` behind it is what it ends with.
+/// Runs a line of a page as a shell would, with what is in `bin` below the folder on the path; `# exit
+/// N` behind it is what it ends with.
 fn run_line(line: &str, folder: &Path) {
     let (command, exit) = match line.rsplit_once("# exit ") {
         Some((command, code)) => (command, code.trim().parse().expect("an exit code")),
@@ -170,11 +172,66 @@ fn run_line(line: &str, folder: &Path) {
     let output = Command::new("sh")
         .args(["-c", command])
         .current_dir(folder)
-        .env("PATH", format!("{}:{path}", binary.display()))
+        .env("PATH", format!("{}:{}:{path}", folder.join("bin").display(), binary.display()))
         .output()
         .expect("a shell");
     assert_eq!(output.status.code(), Some(exit), "{line}: {output:?}");
     assert!(output.stderr.is_empty(), "{line}: {output:?}");
+}
+
+/// A page, of whose blocks each one is run, or said not to be beside it.
+fn page(name: &str) -> String {
+    let text = fs::read_to_string(project("docs").join(name)).expect(name);
+    let said = "not run by the project's tests";
+    let mut rest = text.as_str();
+    while let Some((_, block)) = rest.split_once("```text\n") {
+        let (_, after) = block.split_once("```\n").expect("the end of the block");
+        let paragraph = after.trim_start().split("\n\n").next().unwrap_or_default();
+        assert!(paragraph.replace('\n', " ").contains(said), "{name}: {paragraph}");
+        rest = after;
+    }
+    assert_eq!(blocks(&text, "").len(), 0, "{name}: a block that nothing runs");
+    text
+}
+
+/// What the commands of the page on manifests stand in for Helm and `kubectl` with: a chart's Service,
+/// and the nodes of a cluster.
+const OTHERS: [(&str, &str); 2] = [
+    (
+        "helm",
+        "[ \"$*\" = 'template my-chart' ] && echo '---\n# Source: x/templates/a.yaml\n{apiVersion: v1, \
+         kind: Service, metadata: {name: chart}, spec: {type: LoadBalancer, externalTrafficPolicy: Local}}'",
+    ),
+    (
+        "kubectl",
+        "[ \"$*\" = 'get nodes -o yaml' ] && echo '{apiVersion: v1, kind: List, items: [{apiVersion: v1, \
+         kind: Node, metadata: {name: n1, labels: {kubernetes.io/os: linux}}}]}'",
+    ),
+];
+
+#[test]
+fn the_commands_of_the_page_on_manifests_run() {
+    let folder = TempDir::new().expect("a folder");
+    let copied = Command::new("cp")
+        .arg("-R")
+        .arg(format!("{}/.", project("inspector/tests/manifests/homelab").display()))
+        .arg(folder.path())
+        .status();
+    assert!(copied.expect("cp").success());
+    fs::create_dir(folder.path().join("bin")).expect("mkdir");
+    for (name, script) in OTHERS {
+        let file = folder.path().join("bin").join(name);
+        fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("a file");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("chmod");
+    }
+    let text = page("lint.md");
+    let lines = blocks(&text, "sh").join("\n");
+    assert!(lines.lines().count() >= 4, "the page has lost its commands");
+    for line in lines.lines() {
+        run_line(line, folder.path());
+    }
+    let sarif = fs::read_to_string(folder.path().join("lint.sarif")).expect("a report");
+    assert!(sarif.contains("announced-no-local-backend"), "{sarif}");
 }
 
 #[test]
@@ -197,7 +254,7 @@ fn the_commands_of_the_pages_run() {
     fs::write(at("minisign.pub"), pair.pk.to_box().expect("a box").into_string()).expect("it");
     let mut count = 0;
     for page in ["decision-records.md", "ci.md", "kubernetes.md"] {
-        let text = fs::read_to_string(project("docs").join(page)).expect(page);
+        let text = self::page(page);
         for (index, block) in blocks(&text, "yaml").iter().enumerate() {
             assert_eq!(index, 0, "one file for each page");
             fs::write(at("vips.yaml"), block).expect("a file");
@@ -206,11 +263,6 @@ fn the_commands_of_the_pages_run() {
             run_line(line, folder.path());
             count += 1;
         }
-        // What is not run says so.
-        for _ in blocks(&text, "text") {
-            assert!(text.contains("not run by the project's tests"), "{page}");
-        }
-        assert_eq!(blocks(&text, "").len(), 0, "{page}: a block that nothing runs");
     }
     assert!(count >= 12, "the pages have lost their commands: {count}");
     for made in ["record.md", "record.html", "record.svg", "vips.xml", "cluster.json"] {
