@@ -148,3 +148,44 @@ fn programs() -> Result<()> {
     eprintln!("{names}: there ({})", root.display());
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A package of these files, as npm makes them.
+    fn package(folder: &Path) -> PathBuf {
+        let inside = folder.join("package");
+        fs::create_dir(&inside).expect("mkdir");
+        fs::write(inside.join("a.txt"), "a").expect("a file");
+        fs::write(inside.join("b.txt"), "b").expect("a file");
+        let file = folder.join("x.tgz");
+        let mut tar = Command::new("tar");
+        tar.arg("--create").arg("--gzip").arg("--file").arg(&file);
+        process::output(tar.arg("--directory").arg(folder).arg("package")).expect("tar");
+        process::remove_dir(&inside).expect("removed");
+        file
+    }
+
+    #[test]
+    fn only_what_has_the_hash_is_unpacked_and_only_what_is_named_is_kept() {
+        let folder = tempfile::TempDir::new().expect("a folder");
+        let keep = folder.path().join("keep");
+        fs::create_dir(&keep).expect("mkdir");
+        let file = package(folder.path());
+        let hash = hex(&Sha256::digest(fs::read(&file).expect("the package")));
+        let what = |sha256| Fetched {
+            folder: "x",
+            package: "x",
+            version: "1",
+            sha256,
+            files: &["package/a.txt"],
+        };
+        let error = unpack(&what("0123"), &file, folder.path(), &keep).expect_err("another hash");
+        assert!(error.to_string().contains(&hash), "{error}");
+        assert!(fs::read_dir(&keep).expect("a folder").next().is_none());
+        unpack(&what(hash.leak()), &file, folder.path(), &keep).expect("the package");
+        assert!(keep.join("a.txt").is_file() && !keep.join("b.txt").exists());
+        assert_eq!(downloaded(folder.path()).expect("one file"), file);
+    }
+}
