@@ -8,6 +8,7 @@ use std::{
     fs::File,
     io::{self, BufRead, BufReader, Read, Write as _},
     mem::MaybeUninit,
+    net::Ipv4Addr,
     os::{fd::AsFd, unix::process::CommandExt},
     process::{ChildStdin, ChildStdout, Command, ExitCode, Stdio},
     time::{Duration, Instant},
@@ -226,6 +227,45 @@ fn commands(runner: &mut Runner, lab: &Lab) -> bool {
     met
 }
 
+/// VIPs in the file for `check`.
+const CHECKED: usize = 50;
+
+/// Goal for `check` of that many.
+const CHECK_GOAL: Duration = Duration::from_millis(150);
+
+/// `check` of many VIPs: the node is read once.
+fn check(runner: &mut Runner, lab: &Lab) -> bool {
+    let services = lab.map("cilium_lb4_services_v2").expect("the services");
+    let mut vips: Vec<Ipv4Addr> = services
+        .entries()
+        .expect("their entries")
+        .iter()
+        .map(|entry| <[u8; 4]>::try_from(&entry.key[..4]).expect("an address").into())
+        .collect();
+    vips.sort_unstable();
+    vips.dedup();
+    let every = vips.len() / CHECKED;
+    let mut text = String::from("vips:\n");
+    for vip in vips.iter().step_by(every).take(CHECKED) {
+        writeln!(text, "  - vip: {vip}").expect("text");
+    }
+    let file = std::env::temp_dir().join(format!("check-{}.yaml", std::process::id()));
+    std::fs::write(&file, text).expect("a file");
+    let command = format!("check {}", file.display());
+    let runs: Vec<Run> = (0..RUNS).map(|_| runner.run(&command, lab)).collect();
+    std::fs::remove_file(&file).expect("rm");
+    let wall = median(runs.iter().map(|run| run.wall).collect());
+    let memory = runs.iter().map(|run| run.memory).max().expect("runs");
+    let word = if wall < CHECK_GOAL { "met" } else { "NOT MET" };
+    println!(
+        "\n`check` of {CHECKED} VIPs: median {:.1} ms, {} MiB  ({} ms: {word})",
+        milliseconds(wall),
+        memory / 1024,
+        CHECK_GOAL.as_millis()
+    );
+    wall < CHECK_GOAL
+}
+
 /// Goal for `vip` on a node with many devices and neighbours.
 const CROWD_GOAL: Duration = Duration::from_millis(60);
 
@@ -328,6 +368,7 @@ fn main() -> ExitCode {
         }
     };
     let mut met = commands(&mut runner, &lab);
+    met &= check(&mut runner, &lab);
     read_alone(&lab);
     drop(lab);
     met &= among_many(&mut runner);

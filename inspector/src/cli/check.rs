@@ -5,9 +5,8 @@ use std::{fs, path::Path};
 use anyhow::bail;
 use inspector::{
     checklist::{self, Item},
-    collect::{self, Question},
-    evidence::file::Document,
-    judge::{self, Judgement, expect::Checked},
+    evidence::{Evidence, VipQuery, file::Document},
+    judge::{self, JudgeError, Judgement, expect::Checked},
     report::{annotations, ci, json, junit, markdown, table},
 };
 
@@ -48,10 +47,15 @@ pub fn run(file: &Path, options: &Resolved) -> anyhow::Result<Answer> {
         Some(path) => Some(Document::read_all(path)?),
         None => None,
     };
-    let mut held = Vec::new();
-    for item in &items {
-        held.push(hold(item, documents.as_deref(), options)?);
-    }
+    let held = if let Some(documents) = &documents {
+        items.iter().map(|item| from_documents(item, documents)).collect::<anyhow::Result<Vec<_>>>()?
+    } else {
+        // The node is read once: all VIPs are judged as they were at one moment.
+        let queries: Vec<VipQuery> = items.iter().map(|item| item.query).collect();
+        let loaded = Loaded::vips(&queries, options)?;
+        let pairs = items.iter().zip(loaded);
+        pairs.map(|(item, loaded)| of_node(item, loaded, options)).collect::<anyhow::Result<_>>()?
+    };
     if let Some(path) = &options.save {
         Document::write_all(held.iter().map(|one| &one.document), path)?;
     }
@@ -69,35 +73,37 @@ pub fn run(file: &Path, options: &Resolved) -> anyhow::Result<Answer> {
     })
 }
 
-fn hold(item: &Item, documents: Option<&[Document]>, options: &Resolved) -> anyhow::Result<Held> {
-    let Item { query, via, claims, line: _ } = item;
-    let judged = |evidence: &inspector::evidence::Evidence| {
-        let judgement = judge::judge_question(evidence, *query)?;
-        let checked: Vec<Checked> = claims.iter().map(|claim| claim.check(&judgement)).collect();
-        Ok::<_, judge::JudgeError>((judgement, checked))
-    };
-    if let Some(documents) = documents {
-        let mut refused = None;
-        for document in documents {
-            let mut evidence = document.evidence.clone();
-            if !via.is_empty() {
-                evidence.via.clone_from(via);
-            }
-            match judged(&evidence) {
-                Ok((judgement, checked)) => {
-                    return Ok(Held { judgement, checked, document: document.clone() });
-                }
-                Err(error) => refused = Some(error),
-            }
+/// Judges evidence as an item of the file asks.
+fn judged(item: &Item, evidence: &Evidence) -> Result<(Judgement, Vec<Checked>), JudgeError> {
+    let judgement = judge::judge_question(evidence, item.query)?;
+    let checked = item.claims.iter().map(|claim| claim.check(&judgement)).collect();
+    Ok((judgement, checked))
+}
+
+/// Judges the first document that is about the VIP.
+fn from_documents(item: &Item, documents: &[Document]) -> anyhow::Result<Held> {
+    let mut refused = None;
+    for document in documents {
+        let mut evidence = document.evidence.clone();
+        if !item.via.is_empty() {
+            evidence.via.clone_from(&item.via);
         }
-        return match refused {
-            Some(error) => Err(error.into()),
-            None => bail!("the file holds no evidence"),
-        };
+        match judged(item, &evidence) {
+            Ok((judgement, checked)) => {
+                return Ok(Held { judgement, checked, document: document.clone() });
+            }
+            Err(error) => refused = Some(error),
+        }
     }
-    let mut loaded = Loaded::load(collect::Options::new(Question::Vip(*query)), options)?;
-    loaded.narrow(via);
-    let (judgement, checked) = judged(loaded.evidence())?;
+    match refused {
+        Some(error) => Err(error.into()),
+        None => bail!("the file holds no evidence"),
+    }
+}
+
+fn of_node(item: &Item, mut loaded: Loaded, options: &Resolved) -> anyhow::Result<Held> {
+    loaded.narrow(&item.via);
+    let (judgement, checked) = judged(item, loaded.evidence())?;
     let verdict = serde_json::to_value(&judgement.verdict)?;
     let document = output::leaving(loaded.into_document(Some(verdict)), options)?;
     Ok(Held { judgement, checked, document })

@@ -8,7 +8,7 @@ use std::{
 
 use inspector::{
     collect::{self, Options, Question},
-    evidence::{Evidence, file::Document, mask},
+    evidence::{Evidence, VipQuery, file::Document, mask},
     report::table::Style,
 };
 
@@ -55,15 +55,15 @@ impl Loaded {
         if let Some(path) = &options.from {
             return Ok(Self::File(Box::new(Document::read(path)?)));
         }
-        Ok(Self::Node(Box::new(collect::node(&Options {
-            bpffs: options.bpffs.clone(),
-            netns: options.netns.clone(),
-            // Paths need not be UTF-8.
-            arguments: std::env::args_os()
-                .map(|argument| argument.to_string_lossy().into_owned())
-                .collect(),
-            ..node
-        })?)))
+        Ok(Self::Node(Box::new(collect::node(&filled_in(node, options))?)))
+    }
+
+    /// Reads this node once for many VIPs.
+    pub fn vips(queries: &[VipQuery], options: &Resolved) -> anyhow::Result<Vec<Self>> {
+        let Some(first) = queries.first() else { return Ok(Vec::new()) };
+        let node = filled_in(Options::new(Question::Vip(*first)), options);
+        let all = collect::vips(&node, queries)?;
+        Ok(all.into_iter().map(|evidence| Self::Node(Box::new(evidence))).collect())
     }
 
     /// The evidence.
@@ -98,6 +98,19 @@ impl Loaded {
                 Document::new(*evidence)
             }
         }
+    }
+}
+
+/// A question to the node with what every command takes.
+fn filled_in(node: Options, options: &Resolved) -> Options {
+    Options {
+        bpffs: options.bpffs.clone(),
+        netns: options.netns.clone(),
+        // Paths need not be UTF-8.
+        arguments: std::env::args_os()
+            .map(|argument| argument.to_string_lossy().into_owned())
+            .collect(),
+        ..node
     }
 }
 

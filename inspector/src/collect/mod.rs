@@ -9,8 +9,9 @@ pub mod programs;
 mod select;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     io,
+    net::IpAddr,
     path::{Path, PathBuf},
     thread,
     time::SystemTime,
@@ -20,7 +21,7 @@ use crate::{
     cilium::layout::{Family, LAYOUTS, Layout, MapKind},
     evidence::{
         Bpffs, Device, Evidence, Host, MapRecord, SCHEMA, SCHEMA_MINOR, Source, SourceStatus,
-        Subject, Time, Tool, VipQuery,
+        Subject, Time, Tool, VipQuery, network::Network, programs::Attachments,
     },
     sys::{
         host,
@@ -66,9 +67,9 @@ impl Options {
         }
     }
 
-    /// The cgroups whose socket hooks the answer needs; none if it needs no programs.
-    fn cgroups(&self) -> Vec<CgroupSubject> {
-        if let Question::Tables(_) = self.question {
+    /// The cgroups whose socket hooks the answers need; none if they need no programs.
+    fn cgroups(&self, questions: &[Question]) -> Vec<CgroupSubject> {
+        if questions.iter().all(Question::is_about_tables) {
             return Vec::new();
         }
         let mut subjects = vec![CgroupSubject::Root, CgroupSubject::Own];
@@ -86,6 +87,12 @@ pub enum Question {
     Tables(Vec<MapKind>),
     /// Which programs are attached where, and which maps they reach.
     Datapath,
+}
+
+impl Question {
+    fn is_about_tables(&self) -> bool {
+        matches!(self, Self::Tables(_))
+    }
 }
 
 /// Why nothing could be collected.
@@ -214,17 +221,46 @@ const VIP_KINDS: &[MapKind] = &[
 /// [`CollectError`] if nothing could be read; a single map, or a part of the network, that could
 /// not is told of in the evidence instead.
 pub fn node(options: &Options) -> Result<Evidence, CollectError> {
+    let mut all = answers(options, std::slice::from_ref(&options.question))?;
+    // There is one for each question.
+    Ok(all.swap_remove(0))
+}
+
+/// Reads the node once, for questions about many VIPs: what [`node`] would read for each, all of it
+/// as it was at one moment. The question of `options` is not asked.
+///
+/// # Errors
+/// As [`node`].
+pub fn vips(options: &Options, queries: &[VipQuery]) -> Result<Vec<Evidence>, CollectError> {
+    let questions: Vec<Question> = queries.iter().copied().map(Question::Vip).collect();
+    answers(options, &questions)
+}
+
+/// Evidence for each of the questions, which are all about VIPs or one alone.
+fn answers(options: &Options, questions: &[Question]) -> Result<Vec<Evidence>, CollectError> {
     if cfg!(target_endian = "big") {
         return Err(CollectError::BigEndian);
     }
     match &options.netns {
-        Some(netns) => netns.run(|| here(options))?,
-        None => here(options),
+        Some(netns) => netns.run(|| here(options, questions))?,
+        None => here(options, questions),
     }
 }
 
+/// What was read of the node for all questions together.
+struct Reading<'o> {
+    options: &'o Options,
+    started: SystemTime,
+    cpus: usize,
+    bpffs: Vec<Bpffs>,
+    /// Not where the questions are about tables.
+    attachments: Option<(Attachments, Vec<Source>)>,
+    /// Not where the questions are about tables.
+    snapshot: Option<network::Snapshot>,
+}
+
 /// Reads the node, with the network namespace of this thread.
-fn here(options: &Options) -> Result<Evidence, CollectError> {
+fn here(options: &Options, questions: &[Question]) -> Result<Vec<Evidence>, CollectError> {
     let started = SystemTime::now();
     let cpus = host::possible_cpus().map_err(CollectError::Cpus)?;
     let bpffs = bpffs::find(options.bpffs.as_deref())?;
@@ -232,93 +268,167 @@ fn here(options: &Options) -> Result<Evidence, CollectError> {
     let Some(read) = bpffs.iter().find(|bpffs| bpffs.read) else {
         return Err(CollectError::NoBpffs { looked: Vec::new() });
     };
-    let plan = plan(read, &options.question);
-    let cgroups = options.cgroups();
+    let cgroups = options.cgroups(questions);
     // What the maps name is asked of the network when they were read, all else beside them; the
     // threads are in the network namespace of this one.
     let (snapshot, maps, programs) = thread::scope(|scope| {
-        let snapshot = (!matches!(options.question, Question::Tables(_)))
+        let snapshot = (!questions.iter().all(Question::is_about_tables))
             .then(|| scope.spawn(network::Snapshot::take));
         let programs =
             (!cgroups.is_empty()).then(|| scope.spawn(|| programs::collect(&read.path, &cgroups)));
-        let maps = read_maps(read, &plan, &options.question, cpus);
+        let maps = read_maps(read, questions, cpus);
         (snapshot.map(joined), maps, programs.map(joined))
     });
-    let (mut records, mut sources) = maps?;
-    let attachments = if let Some((attachments, of_programs)) = programs {
-        sources.extend(of_programs);
-        Some(attachments)
-    } else {
-        sources.push(not_attempted(crate::evidence::programs::DEVICES));
-        None
-    };
-    let (maglev, unread) = select::maglev_tables(&records, cpus);
-    sources.extend(unread);
-    let services_by_protocol = select::count_protocols(&records);
-    let devices = devices(read, &records, |ifindex| match &snapshot {
-        Some(snapshot) => snapshot.device_name(ifindex).map(ToOwned::to_owned),
-        None => host::interface_name(ifindex),
-    });
-    let network = if let Some(snapshot) = snapshot {
-        let about = match &options.question {
-            Question::Vip(query) => select::network_question(&records, query.address),
+    let groups = maps?;
+    let reading = Reading { options, started, cpus, bpffs, attachments: programs, snapshot };
+    let mut all: Vec<(usize, Evidence)> = groups
+        .into_iter()
+        .flat_map(|group| reading.answer_group(questions, group))
+        .collect();
+    all.sort_by_key(|(place, _)| *place);
+    Ok(all.into_iter().map(|(_, evidence)| evidence).collect())
+}
+
+/// What was read of the maps for some of the questions.
+struct Group {
+    /// Whole maps; of those of a question about programs, what they are.
+    records: Vec<MapRecord>,
+    /// The questions' places, each with the maps of which it needs single entries.
+    questions: Vec<(usize, Vec<MapRecord>)>,
+}
+
+impl Reading<'_> {
+    /// Evidence for the questions of a group, with their places.
+    fn answer_group(&self, questions: &[Question], group: Group) -> Vec<(usize, Evidence)> {
+        let Group { mut records, questions: asked } = group;
+        let Some(read) = self.bpffs.iter().find(|bpffs| bpffs.read) else { return Vec::new() };
+        let services_by_protocol = select::count_protocols(&records);
+        let devices = devices(read, &records, |ifindex| match &self.snapshot {
+            Some(snapshot) => snapshot.device_name(ifindex).map(ToOwned::to_owned),
+            None => host::interface_name(ifindex),
+        });
+        let addresses: BTreeSet<IpAddr> = asked
+            .iter()
+            .filter_map(|(place, _)| match &questions[*place] {
+                Question::Vip(query) => Some(query.address),
+                Question::Tables(_) | Question::Datapath => None,
+            })
+            .collect();
+        select::narrow(&mut records, &addresses);
+        let mut answers = Vec::new();
+        for (place, looked_up) in asked {
+            let question = &questions[place];
+            let (maglev, unread) = select::maglev_tables(&looked_up, self.cpus);
+            let (network, of_network) = self.network(question, &records);
+            let mut kept = match question {
+                Question::Vip(query) => select::keep(&records, query.address, &maglev),
+                // Such a question is alone.
+                Question::Tables(_) | Question::Datapath => std::mem::take(&mut records),
+            };
+            kept.extend(looked_up);
+            kept.sort_by(|one, other| one.name.cmp(&other.name));
+            let mut sources: Vec<Source> = kept.iter().map(source_of).collect();
+            match &self.attachments {
+                Some((_, of_programs)) => sources.extend(of_programs.iter().cloned()),
+                None => sources.push(not_attempted(crate::evidence::programs::DEVICES)),
+            }
+            sources.extend(unread);
+            sources.extend(of_network);
+            let evidence = Evidence {
+                services_by_protocol: services_by_protocol.clone(),
+                devices: devices.clone(),
+                maglev,
+                maps: kept,
+                network,
+                sources,
+                ..self.about(question)
+            };
+            answers.push((place, evidence));
+        }
+        answers
+    }
+
+    /// The network, as far as it matters for a question; the records are whole.
+    fn network(
+        &self,
+        question: &Question,
+        records: &[MapRecord],
+    ) -> (Option<Network>, Vec<Source>) {
+        let Some(snapshot) = &self.snapshot else {
+            return (None, vec![not_attempted("routes and neighbours")]);
+        };
+        let about = match question {
+            Question::Vip(query) => select::network_question(records, query.address),
             Question::Tables(_) | Question::Datapath => NetworkQuestion::default(),
         };
-        let (state, agent) = (options.state.clone(), options.agent.clone());
-        let (mut network, more) = snapshot.answer(&NetworkQuestion { state, agent, ..about });
+        let (state, agent) = (self.options.state.clone(), self.options.agent.clone());
+        let question = NetworkQuestion { state, agent, ..about };
+        let (mut network, sources) = snapshot.clone().answer(&question);
         if let Some(namespace) = &mut network.namespace {
-            namespace.chosen = options.netns.as_ref().map(ToString::to_string);
+            namespace.chosen = self.options.netns.as_ref().map(ToString::to_string);
         }
-        sources.extend(more);
-        Some(network)
-    } else {
-        sources.push(not_attempted("routes and neighbours"));
-        None
-    };
-    if let Question::Vip(query) = &options.question {
-        select::keep(&mut records, query.address, &maglev);
+        (Some(network), sources)
     }
-    Ok(Evidence {
-        schema: SCHEMA.to_owned(),
-        minor: SCHEMA_MINOR,
-        tool: Tool {
-            name: "inspect".to_owned(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            arguments: options.arguments.clone(),
+
+    /// Evidence for a question, without what is in the maps and in the network.
+    fn about(&self, question: &Question) -> Evidence {
+        Evidence {
+            schema: SCHEMA.to_owned(),
+            minor: SCHEMA_MINOR,
+            tool: Tool {
+                name: "inspect".to_owned(),
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                arguments: self.options.arguments.clone(),
+            },
+            host: Host {
+                name: host::hostname(),
+                boot_id: host::boot_id(),
+                kernel: host::kernel_release(),
+                architecture: std::env::consts::ARCH.to_owned(),
+                cpus: self.cpus,
+                capabilities: host::capabilities().unwrap_or_default(),
+                lockdown: host::lockdown(),
+            },
+            time: Time {
+                started: rfc3339(self.started),
+                ended: rfc3339(SystemTime::now()),
+                monotonic_ns: u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX),
+            },
+            subject: match question {
+                Question::Vip(query) => Subject::Vip(*query),
+                Question::Tables(_) => Subject::Tables,
+                Question::Datapath => Subject::Datapath { pid: self.options.pid },
+            },
+            via: Vec::new(),
+            bpffs: self.bpffs.clone(),
+            devices: Vec::new(),
+            services_by_protocol: BTreeMap::new(),
+            maglev: Vec::new(),
+            maps: Vec::new(),
+            attachments: self.attachments.as_ref().map(|(attachments, _)| attachments.clone()),
+            network: None,
+            trace: None,
+            injection: None,
+            simulation: None,
+            sources: Vec::new(),
+            verdict: None,
+        }
+    }
+}
+
+/// What became of a map.
+fn source_of(record: &MapRecord) -> Source {
+    Source {
+        what: record.name.clone(),
+        status: match (&record.problem, record.complete) {
+            (Some(_), _) => SourceStatus::Failed,
+            (None, false) => SourceStatus::Partial,
+            (None, true) => SourceStatus::Complete,
         },
-        host: Host {
-            name: host::hostname(),
-            boot_id: host::boot_id(),
-            kernel: host::kernel_release(),
-            architecture: std::env::consts::ARCH.to_owned(),
-            cpus,
-            capabilities: host::capabilities().unwrap_or_default(),
-            lockdown: host::lockdown(),
-        },
-        time: Time {
-            started: rfc3339(started),
-            ended: rfc3339(SystemTime::now()),
-            monotonic_ns: u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX),
-        },
-        subject: match &options.question {
-            Question::Vip(query) => Subject::Vip(*query),
-            Question::Tables(_) => Subject::Tables,
-            Question::Datapath => Subject::Datapath { pid: options.pid },
-        },
-        via: Vec::new(),
-        injection: None,
-        bpffs,
-        devices,
-        services_by_protocol,
-        maglev,
-        maps: records,
-        attachments,
-        network,
-        trace: None,
-        simulation: None,
-        sources,
-        verdict: None,
-    })
+        reason: record.problem.clone().or_else(|| {
+            (!record.complete).then(|| "the map changed faster than it could be read".to_owned())
+        }),
+    }
 }
 
 fn not_attempted(what: &str) -> Source {
@@ -367,18 +477,23 @@ fn plan(bpffs: &Bpffs, question: &Question) -> Vec<&'static str> {
     best.into_values().map(|layout| layout.name).collect()
 }
 
-/// Opens and reads the planned maps.
+/// Opens and reads the maps that the questions need: each map once.
 fn read_maps(
     bpffs: &Bpffs,
-    plan: &[&'static str],
-    question: &Question,
+    questions: &[Question],
     cpus: usize,
-) -> Result<(Vec<MapRecord>, Vec<Source>), CollectError> {
+) -> Result<Vec<Group>, CollectError> {
     let root = Path::new(&bpffs.path);
+    // Questions that need the same maps: those of an IP family.
+    let mut plans: BTreeMap<Vec<&'static str>, Vec<usize>> = BTreeMap::new();
+    for (place, question) in questions.iter().enumerate() {
+        plans.entry(plan(bpffs, question)).or_default().push(place);
+    }
+    let names: BTreeSet<&'static str> = plans.keys().flatten().copied().collect();
     let mut open = Vec::new();
     let mut records = Vec::new();
     let mut denied = None;
-    for &name in plan {
+    for &name in &names {
         match maps::open(root, name) {
             Ok(map) => open.push(map),
             Err((error, info)) => {
@@ -394,29 +509,42 @@ fn read_maps(
     {
         return Err(CollectError::Permission(error));
     }
-    records.extend(match question {
-        Question::Vip(query) => select::vip(&open, query, cpus),
-        Question::Tables(_) => read_all(open.iter(), cpus),
-        // What they are, not what is in them.
-        Question::Datapath => open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect(),
-    });
-    records.sort_by(|one, other| one.name.cmp(&other.name));
-    let sources: Vec<Source> = records
+    let queries: Vec<&VipQuery> = questions
         .iter()
-        .map(|record| Source {
-            what: record.name.clone(),
-            status: match (&record.problem, record.complete) {
-                (Some(_), _) => SourceStatus::Failed,
-                (None, false) => SourceStatus::Partial,
-                (None, true) => SourceStatus::Complete,
-            },
-            reason: record.problem.clone().or_else(|| {
-                (!record.complete)
-                    .then(|| "the map changed faster than it could be read".to_owned())
-            }),
+        .filter_map(|question| match question {
+            Question::Vip(query) => Some(query),
+            Question::Tables(_) | Question::Datapath => None,
         })
         .collect();
-    Ok((records, sources))
+    records.extend(match questions {
+        [Question::Tables(_)] => read_all(open.iter(), cpus),
+        // What they are, not what is in them.
+        [Question::Datapath] => {
+            open.iter().map(|map| or_failed(map, map.lookup(cpus, []))).collect()
+        }
+        _ => select::read(&open, &queries, cpus),
+    });
+    let alone = plans.len() == 1;
+    let mut groups = Vec::new();
+    for (plan, places) in plans {
+        let of_group: Vec<MapRecord> = if alone {
+            std::mem::take(&mut records)
+        } else {
+            let of_plan = |record: &&MapRecord| plan.contains(&record.name.as_str());
+            records.iter().filter(of_plan).cloned().collect()
+        };
+        let maps = || open.iter().filter(|map| plan.contains(&map.name.as_str()));
+        let asked = places.into_iter().map(|place| {
+            let looked_up = match &questions[place] {
+                Question::Vip(query) => select::look_up(maps(), &of_group, query.address, cpus),
+                Question::Tables(_) | Question::Datapath => Vec::new(),
+            };
+            (place, looked_up)
+        });
+        let questions = asked.collect();
+        groups.push(Group { records: of_group, questions });
+    }
+    Ok(groups)
 }
 
 /// Reads maps whole; the services maps, by far the largest share of the work, on a thread of

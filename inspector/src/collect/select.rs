@@ -45,12 +45,18 @@ use crate::{
 /// How often an inconsistent pair of maps is read again before it is believed.
 const ATTEMPTS: usize = 3;
 
-/// Reads the maps of which a VIP needs something; [`keep`] leaves of them what it needs.
-pub(super) fn vip(open: &[OpenMap], query: &VipQuery, cpus: usize) -> Vec<MapRecord> {
-    let whole = |map: &&OpenMap| !matches!(map.layout.kind, MapKind::Ipcache | MapKind::Maglev);
-    let mut records = read_all(open.iter().filter(whole), cpus);
+/// Whether all of a map is read: of the others, entries are found by key.
+fn is_read_whole(map: &OpenMap) -> bool {
+    !matches!(map.layout.kind, MapKind::Ipcache | MapKind::Maglev)
+}
+
+/// Reads the maps of which VIPs need something, each whole; [`look_up`] reads the others, and
+/// [`keep`] leaves what one VIP needs.
+pub(super) fn read(open: &[OpenMap], queries: &[&VipQuery], cpus: usize) -> Vec<MapRecord> {
+    let mut records = read_all(open.iter().filter(|map| is_read_whole(map)), cpus);
+    let addresses: BTreeSet<IpAddr> = queries.iter().map(|query| query.address).collect();
     for _ in 1..ATTEMPTS {
-        if is_consistent(&records, query.address) {
+        if addresses.iter().all(|address| is_consistent(&records, *address)) {
             break;
         }
         let pair = |map: &&OpenMap| {
@@ -62,11 +68,47 @@ pub(super) fn vip(open: &[OpenMap], query: &VipQuery, cpus: usize) -> Vec<MapRec
             }
         }
     }
-    let wanted = Wanted::of(&records, query.address);
-    for map in open.iter().filter(|map| !whole(map)) {
-        records.push(or_failed(map, wanted.lookup(map, cpus)));
-    }
     records
+}
+
+/// Looks up the entries of a VIP where they are found by key; `records` are the whole maps.
+pub(super) fn look_up<'m>(
+    open: impl Iterator<Item = &'m OpenMap>,
+    records: &[MapRecord],
+    address: IpAddr,
+    cpus: usize,
+) -> Vec<MapRecord> {
+    let wanted = Wanted::of(records, address);
+    open.filter(|map| !is_read_whole(map))
+        .map(|map| or_failed(map, wanted.lookup(map, cpus)))
+        .collect()
+}
+
+/// Leaves of the services maps the entries of these VIPs, if there are any: what follows looks
+/// through them for each VIP.
+pub(super) fn narrow(records: &mut [MapRecord], addresses: &BTreeSet<IpAddr>) {
+    if addresses.is_empty() {
+        return;
+    }
+    let prefixes: BTreeSet<Vec<u8>> = addresses
+        .iter()
+        .map(|address| match address {
+            IpAddr::V4(address) => address.octets().to_vec(),
+            IpAddr::V6(address) => address.octets().to_vec(),
+        })
+        .collect();
+    for record in records {
+        let length = match record.kind() {
+            Some((MapKind::Services, Some(Family::V4), _)) => 4,
+            Some((MapKind::Services, Some(Family::V6), _)) => 16,
+            _ => continue,
+        };
+        let before = record.entries.len();
+        record.entries.retain(|key, _| key.get(..length).is_some_and(|key| prefixes.contains(key)));
+        if record.entries.len() < before {
+            record.coverage = Coverage::Selected;
+        }
+    }
 }
 
 /// Reads the inner maps that the entries of the Maglev maps name.
@@ -110,8 +152,12 @@ fn maglev_table(id: u32, cpus: usize) -> io::Result<Vec<u8>> {
         .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "the map is empty"))
 }
 
-/// Leaves what matters for the VIP `address`.
-pub(super) fn keep(records: &mut [MapRecord], address: IpAddr, maglev: &[MaglevTable]) {
+/// What matters for the VIP `address` of whole maps.
+pub(super) fn keep(
+    records: &[MapRecord],
+    address: IpAddr,
+    maglev: &[MaglevTable],
+) -> Vec<MapRecord> {
     let mut wanted = Wanted::of(records, address);
     for layout in records.iter().filter_map(|record| record.layout().ok()) {
         if layout.kind == MapKind::Backends {
@@ -122,9 +168,7 @@ pub(super) fn keep(records: &mut [MapRecord], address: IpAddr, maglev: &[MaglevT
             }
         }
     }
-    for record in records {
-        wanted.select(record);
-    }
+    records.iter().map(|record| wanted.select(record)).collect()
 }
 
 /// What is to be asked of the network for the VIP `address`; the records are whole.
@@ -275,9 +319,9 @@ impl Wanted {
         Self { address, ids, rev_nat, backend_addresses }
     }
 
-    /// Keeps the entries that matter. One that cannot be decoded is kept: it may matter.
-    fn select(&self, record: &mut MapRecord) {
-        let Ok(layout) = record.layout() else { return };
+    /// The entries that matter. One that cannot be decoded is kept: it may matter.
+    fn select(&self, record: &MapRecord) -> MapRecord {
+        let Ok(layout) = record.layout() else { return record.clone() };
         let has = |index: u16| self.rev_nat.contains(&index);
         let keep = |key: &[u8], value: &[u8]| -> Option<bool> {
             Some(match layout.kind {
@@ -310,11 +354,13 @@ impl Wanted {
                 _ => true,
             })
         };
-        let before = record.entries.len();
-        record.entries.retain(|key, value| keep(key, value).unwrap_or(true));
-        if record.entries.len() < before {
-            record.coverage = Coverage::Selected;
-        }
+        let entries = record.entries.selected(|key, value| keep(key, value).unwrap_or(true));
+        let coverage = if entries.len() < record.entries.len() {
+            Coverage::Selected
+        } else {
+            record.coverage
+        };
+        record.with(entries, coverage)
     }
 
     /// Looks up what is found by key alone.

@@ -91,14 +91,20 @@ impl Entries {
     }
 
     /// Keeps the entries for which `keep` says so.
-    pub fn retain(&mut self, mut keep: impl FnMut(&[u8], &[u8]) -> bool) {
+    pub fn retain(&mut self, keep: impl FnMut(&[u8], &[u8]) -> bool) {
+        *self = self.selected(keep);
+    }
+
+    /// The entries for which `keep` says so.
+    #[must_use]
+    pub fn selected(&self, mut keep: impl FnMut(&[u8], &[u8]) -> bool) -> Self {
         let mut kept = Self::new(self.key_len, self.value_len);
         for (key, value) in self.iter() {
             if keep(key, value) {
                 kept.push(key, value);
             }
         }
-        *self = kept;
+        kept
     }
 }
 

@@ -107,6 +107,19 @@ impl MapRecord {
         ))
     }
 
+    /// The same map with other entries.
+    #[must_use]
+    pub(crate) fn with(&self, entries: Entries, coverage: Coverage) -> Self {
+        Self {
+            name: self.name.clone(),
+            path: self.path.clone(),
+            problem: self.problem.clone(),
+            coverage,
+            entries,
+            ..*self
+        }
+    }
+
     /// Kind, family and generation, if the layout is known.
     #[must_use]
     pub fn kind(&self) -> Option<(MapKind, Option<Family>, u8)> {

@@ -96,7 +96,7 @@ pub fn routes_now(destinations: &[IpAddr]) -> Result<Vec<Result<Route, i32>>, Ne
 }
 
 /// What was read before the question was known.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     namespace: Option<Namespace>,
     devices: Vec<Device>,
