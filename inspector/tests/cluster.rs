@@ -9,6 +9,7 @@ mod run;
 
 use std::{
     ffi::CString,
+    fs,
     io::Write,
     net::Ipv4Addr,
     os::unix::process::CommandExt,
@@ -21,6 +22,7 @@ use inspector::{
         proto::Protocol,
         services::{Scope, ServiceKey},
     },
+    evidence::file::Document,
     judge::{cluster, diff},
 };
 use inspector_lab::{Capture, Ns, evidence::evidence};
@@ -75,6 +77,32 @@ fn make_local(node: &Node, here: bool) {
             None => services.delete(&key(VIP, TCP, scope, 1)).expect("a delete"),
         }
     }
+}
+
+/// Gives 192.168.2.22:25565/TCP externalTrafficPolicy Cluster: the entries that Cilium had for it.
+fn make_cluster(node: &Node) {
+    let capture = Capture::project("v1.21-tcx").expect("a capture");
+    let captured = capture.map("cilium_lb4_services_v2").expect("its services");
+    let of_frontend = |key: &[u8]| {
+        let own = key_of_frontend();
+        key[..6] == own[..6] && key[8] == own[8]
+    };
+    let services = node.0.map("cilium_lb4_services_v2").expect("a map");
+    for entry in services.entries().expect("its entries") {
+        let stays = captured.entries.iter().any(|one| one.key == entry.key);
+        if of_frontend(&entry.key) && !stays {
+            services.delete(&entry.key).expect("a delete");
+        }
+    }
+    let captured: Vec<_> = captured.entries.iter().filter(|one| of_frontend(&one.key)).collect();
+    assert!(captured.len() > 1, "the capture has a master and a slot");
+    for entry in captured {
+        services.update(&entry.key, &entry.value).expect("an update");
+    }
+}
+
+fn key_of_frontend() -> [u8; 12] {
+    key(VIP, TCP, Scope::External, 0)
 }
 
 /// Key of the responder entry of the VIP on a node's eno1.
@@ -271,6 +299,176 @@ fn the_two_node_story_from_three_nodes_in_one_command() {
     let ran = differ(&before[0], &before[1], &["-o", "json"]);
     let changes = ran.json()["changes"].to_string();
     assert!(changes.contains("backends that can be chosen"), "{changes}");
+}
+
+/// The policy flipped to Cluster on every node, as an operator would, and flipped back.
+#[test]
+fn the_policy_flipped_and_back_is_named_by_diff_and_seen_by_a_client() {
+    let cluster = Cluster::new();
+    let differ = |one: &Path, other: &Path, more: &[&str]| {
+        let files = [one.to_str().expect("UTF-8"), other.to_str().expect("UTF-8")];
+        run(&mut inspect([&["evidence", "diff"], &files[..], more].concat()))
+    };
+    let expects = |files: &[PathBuf], claims: &[&str]| {
+        let claims: Vec<&str> = claims.iter().flat_map(|claim| ["--expect", claim]).collect();
+        let from = files.iter().flat_map(|file| ["--from", file.to_str().expect("UTF-8")]);
+        let all: Vec<&str> = ["vip", VIP, "-o", "json"].into_iter().chain(from).collect();
+        run(&mut inspect([&all[..], &claims].concat()))
+    };
+    assert!(!cluster.client(), "Local: the announcer has no backend");
+    let local = cluster.collect("local");
+    assert_eq!(ids(&merge(&local, &["-o", "json"]).json()), ["announced-no-local-backend"]);
+
+    cluster.nodes.iter().for_each(make_cluster);
+    assert!(cluster.client(), "Cluster: whoever announces it serves it");
+    let flipped = cluster.collect("flipped");
+    let ran = merge(&flipped, &[]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(
+        ran.out.starts_with(
+            "YES: n1 announces 192.168.2.22 and serves it; so would every other node"
+        ),
+        "{ran:?}"
+    );
+    assert!(ids(&merge(&flipped, &["-o", "json"]).json()).is_empty());
+
+    // The announcer, before and after, in the words of the domain.
+    let ran = differ(&local[0], &flipped[0], &[]);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    for line in [
+        "externalTrafficPolicy: Local -> Cluster",
+        "backends that can be chosen: 0 -> 1",
+        "25565/TCP: no-backend (served: no) -> dnat-before-neigh (served: yes)",
+        "finding announced-no-local-backend on 192.168.2.22:25565/TCP gone",
+    ] {
+        assert!(ran.out.contains(line), "no `{line}` in {}", ran.out);
+    }
+    // What did not change is not told: who announces it, programs, devices.
+    for word in ["responder entry", "cil_from_netdev", "device "] {
+        assert!(!ran.out.contains(word), "{word} in {}", ran.out);
+    }
+    // On the node that has the backend the policy alone changed, not whether it serves.
+    let ran = differ(&local[1], &flipped[1], &["-o", "json"]);
+    let changes = ran.json()["changes"].as_array().expect("changes").clone();
+    assert!(changes.iter().any(|one| one["what"] == "externalTrafficPolicy"), "{changes:#?}");
+    assert!(changes.iter().all(|one| one["what"] != "served"), "{changes:#?}");
+
+    // And back.
+    cluster.nodes.iter().enumerate().for_each(|(index, node)| make_local(node, index == 1));
+    assert!(!cluster.client(), "Local again");
+    let back = cluster.collect("back");
+    for (one, other) in local.iter().zip(&back) {
+        // Whom a node knows by ARP moves by itself.
+        let ran = differ(one, other, &["--ignore", "ids,counters,times,neighbours"]);
+        assert_eq!((ran.code, ran.out.as_str()), (Some(0), "no difference\n"));
+    }
+    let ran = differ(&flipped[0], &back[0], &[]);
+    assert!(ran.out.contains("externalTrafficPolicy: Cluster -> Local"), "{ran:?}");
+
+    claims_about_several_nodes(&local, &flipped, &expects);
+    masked_when_merged(&cluster, &local);
+}
+
+/// Claims are held against the cluster, or against each node by its name.
+fn claims_about_several_nodes(
+    local: &[PathBuf],
+    flipped: &[PathBuf],
+    expects: &dyn Fn(&[PathBuf], &[&str]) -> Ran,
+) {
+    let told = |ran: &Ran| -> Vec<(String, Option<String>, String)> {
+        let json = ran.json();
+        let all = json["expectations"].as_array().expect("expectations");
+        let text = |value: &Value| value.as_str().map(str::to_owned);
+        all.iter()
+            .map(|one| {
+                (
+                    text(&one["claim"]).expect("a claim"),
+                    text(&one["node"]),
+                    text(&one["met"]).expect("a word"),
+                )
+            })
+            .collect()
+    };
+    let row = |claim: &str, node: Option<&str>, met: &str| {
+        (claim.to_owned(), node.map(str::to_owned), met.to_owned())
+    };
+    let claims = ["served", "announced", "no-errors", "has-backend"];
+    let ran = expects(flipped, &claims);
+    assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""), "{ran:?}");
+    let mut wanted = vec![row("served", None, "yes"), row("announced", None, "yes")];
+    wanted.push(row("no-errors", None, "yes"));
+    for claim in ["no-errors", "has-backend"] {
+        wanted.extend(["n1", "n2", "n3"].map(|node| row(claim, Some(node), "yes")));
+    }
+    assert_eq!(told(&ran), wanted);
+    // The same claims where two nodes have no backend.
+    let ran = expects(local, &claims);
+    assert_eq!(ran.code, Some(1), "{ran:?}");
+    let found = told(&ran);
+    for (claim, node, met) in [
+        ("served", None, "no"),
+        ("announced", None, "yes"),
+        ("no-errors", None, "no"),
+        ("has-backend", Some("n1"), "no"),
+        ("has-backend", Some("n2"), "yes"),
+        ("has-backend", Some("n3"), "no"),
+    ] {
+        assert!(found.contains(&row(claim, node, met)), "{claim} {node:?}: {found:#?}");
+    }
+    // Claims alone decide: what is wrong, and is expected, is no failure.
+    let finding = "finding:announced-no-local-backend";
+    let ran = expects(local, &["not-announced@wg0", finding, "no-finding:announced-twice"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let ran = expects(flipped, &[finding]);
+    assert_eq!((ran.code, told(&ran)), (Some(1), vec![row(finding, None, "no")]));
+    let ran = expects(local, &["not-announced"]);
+    assert_eq!((ran.code, told(&ran)), (Some(1), vec![row("not-announced", None, "no")]));
+    // Each form has them, and each node by its name.
+    for form in ["table", "json", "markdown", "junit", "github"] {
+        let ran = merge(local, &["-o", form, "--expect", "has-backend"]);
+        assert_eq!(ran.code, Some(1), "{form}: {ran:?}");
+        assert!(ran.out.contains("has-backend"), "{form}: {}", ran.out);
+    }
+    let junit = merge(local, &["-o", "junit", "--expect", "has-backend"]).out;
+    let document = roxmltree::Document::parse(&junit).expect("XML");
+    let failed: Vec<_> = document
+        .descendants()
+        .filter(|node| node.has_tag_name("failure"))
+        .filter_map(|node| node.parent()?.attribute("name"))
+        .collect();
+    assert_eq!(failed, ["has-backend on n1", "has-backend on n3"], "claims alone fail: {junit}");
+}
+
+/// Evidence that is saved together is masked where that is wanted, and says the same.
+fn masked_when_merged(cluster: &Cluster, files: &[PathBuf]) {
+    let mut sources = Vec::new();
+    for (index, file) in files.iter().enumerate() {
+        let text = fs::read(file).expect("evidence");
+        let mut value: Value = serde_json::from_slice(&text).expect("JSON");
+        let client = format!("203.0.113.{}", index + 1);
+        let mut arguments = value["tool"]["arguments"].as_array().expect("arguments").clone();
+        arguments.extend(["--source".into(), client.clone().into()]);
+        value["tool"]["arguments"] = arguments.into();
+        value["network"]["routes"][0]["source"] = client.clone().into();
+        sources.push(client);
+        let changed = Document::resealed(value.to_string().as_bytes()).expect("evidence");
+        changed.write(file).expect("a file");
+    }
+    let saved = cluster.path("merged.json");
+    let save = ["--save", saved.to_str().expect("UTF-8")];
+    let plain = merge(files, &save);
+    let text = fs::read_to_string(&saved).expect("a file");
+    assert!(sources.iter().all(|client| text.contains(client)), "the clients are there at first");
+    let masked = merge(files, &[&save[..], &["--mask", "clients"]].concat());
+    assert_eq!((masked.code, &masked.out), (plain.code, &plain.out));
+    let text = fs::read_to_string(&saved).expect("a file");
+    for client in &sources {
+        assert!(!text.contains(client.as_str()), "{client} in the masked file");
+    }
+    let documents = Document::read_all(&saved).expect("evidence with good hashes");
+    assert_eq!(documents.len(), files.len());
+    let again = merge(&[saved], &[]);
+    assert_eq!((again.code, &again.out), (plain.code, &plain.out), "the verdict stays");
 }
 
 #[test]

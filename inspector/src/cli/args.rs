@@ -373,7 +373,9 @@ pub struct Expect {
     /// A claim that must hold: exit 0 if every claim does, 1 if one does not, 3 if one cannot be
     /// told. Repeatable: served, not-served, programmed, has-backend, announced[@DEV],
     /// not-announced, no-errors, simulated[@DEV], observed[@DEV], an outcome such as
-    /// dnat-before-neigh[@DEV], finding:ID, no-finding:ID.
+    /// dnat-before-neigh[@DEV], finding:ID, no-finding:ID. Of several nodes each is held against
+    /// every node, but for what clients see of all of them together: served, not-served, announced,
+    /// not-announced, finding:ID.
     #[arg(long = "expect", value_name = "CLAIM")]
     pub claims: Vec<Expectation>,
 }
@@ -437,6 +439,9 @@ pub enum EvidenceCommand {
         /// `kubectl logs` prints.
         #[arg(required = true, value_name = "FILE")]
         files: Vec<PathBuf>,
+        /// What the answer is held against.
+        #[command(flatten)]
+        expect: Expect,
     },
     /// Print the JSON Schema of evidence files.
     Schema,

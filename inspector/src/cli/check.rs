@@ -48,7 +48,8 @@ pub fn run(file: &Path, options: &Resolved) -> anyhow::Result<Answer> {
         None => None,
     };
     let held = if let Some(documents) = &documents {
-        items.iter().map(|item| from_documents(item, documents)).collect::<anyhow::Result<Vec<_>>>()?
+        let held = items.iter().map(|item| from_documents(item, documents, options));
+        held.collect::<anyhow::Result<Vec<_>>>()?
     } else {
         // The node is read once: all VIPs are judged as they were at one moment.
         let queries: Vec<VipQuery> = items.iter().map(|item| item.query).collect();
@@ -81,7 +82,11 @@ fn judged(item: &Item, evidence: &Evidence) -> Result<(Judgement, Vec<Checked>),
 }
 
 /// Judges the first document that is about the VIP.
-fn from_documents(item: &Item, documents: &[Document]) -> anyhow::Result<Held> {
+fn from_documents(
+    item: &Item,
+    documents: &[Document],
+    options: &Resolved,
+) -> anyhow::Result<Held> {
     let mut refused = None;
     for document in documents {
         let mut evidence = document.evidence.clone();
@@ -90,7 +95,8 @@ fn from_documents(item: &Item, documents: &[Document]) -> anyhow::Result<Held> {
         }
         match judged(item, &evidence) {
             Ok((judgement, checked)) => {
-                return Ok(Held { judgement, checked, document: document.clone() });
+                let document = output::leaving(document.clone(), options)?;
+                return Ok(Held { judgement, checked, document });
             }
             Err(error) => refused = Some(error),
         }

@@ -7,8 +7,10 @@ use anyhow::bail;
 use inspector::{
     evidence::{Evidence, Subject, VipQuery, file::Document},
     judge::{
-        Served, cluster,
+        Served,
+        cluster::{self, Cluster},
         diff::{self, Class},
+        expect::{Expectation, Met},
     },
     report::{cluster as report, junit},
 };
@@ -23,6 +25,7 @@ use super::{
 pub fn of_files(
     files: &[PathBuf],
     asked: Option<VipQuery>,
+    claims: &[Expectation],
     options: &Resolved,
 ) -> anyhow::Result<Answer> {
     output::only("evidence merge", vip::FORMS, options)?;
@@ -30,6 +33,11 @@ pub fn of_files(
     for file in files {
         documents.extend(Document::read_all(file)?);
     }
+    // Names and hashes are those of what leaves.
+    let documents: Vec<Document> = documents
+        .into_iter()
+        .map(|document| output::leaving(document, options))
+        .collect::<anyhow::Result<_>>()?;
     if let Some(path) = &options.save {
         Document::write_all(documents.iter(), path)?;
     }
@@ -56,7 +64,9 @@ pub fn of_files(
             .filter(|document| asked.is_some() || is_about(&document.evidence, query))
             .map(|document| (document.sha256.clone(), &document.evidence))
             .unzip();
-        found.push((cluster::judge(evidence, query)?, hashes));
+        let mut cluster = cluster::judge(evidence, query)?;
+        cluster.hold(claims);
+        found.push((cluster, hashes));
     }
     output::write_stdout(|out| {
         match options.format {
@@ -86,14 +96,29 @@ pub fn of_files(
         }
         Ok(())
     })?;
-    let any = |wanted: &[Served]| found.iter().any(|(one, _)| wanted.contains(&one.served));
-    Ok(if any(&[Served::No, Served::Partly]) {
+    Ok(answer(found.iter().map(|(cluster, _)| cluster)))
+}
+
+/// What the clusters come to, or the claims if there are any.
+fn answer<'c>(clusters: impl Iterator<Item = &'c Cluster>) -> Answer {
+    let mut all = Vec::new();
+    for cluster in clusters {
+        if cluster.expectations.is_empty() {
+            all.push(match cluster.served {
+                Served::Yes => Met::Yes,
+                Served::No | Served::Partly => Met::No,
+                Served::Unknown => Met::Unknown,
+            });
+        }
+        all.extend(cluster.expectations.iter().map(|checked| checked.met));
+    }
+    if all.contains(&Met::No) {
         Answer::No
-    } else if any(&[Served::Unknown]) {
+    } else if all.contains(&Met::Unknown) {
         Answer::CannotTell
     } else {
         Answer::Yes
-    })
+    }
 }
 
 fn is_about(evidence: &Evidence, query: VipQuery) -> bool {

@@ -35,7 +35,7 @@ pub fn run(args: &DatapathArgs, options: &Resolved) -> anyhow::Result<Answer> {
     let answer = conclude(loaded.evidence(), &found);
     let saved = options.save.is_some() || options.format == Format::Markdown;
     if saved {
-        let document = loaded.into_document(None);
+        let document = output::leaving(loaded.into_document(None), options)?;
         output::save(&document, options.save.as_deref())?;
         let report = Report { datapath: &found, evidence: &document.evidence };
         print(report, &document.sha256, options)?;

@@ -11,6 +11,8 @@ use inspector::{
     },
     judge,
 };
+use serde::Serialize;
+use serde_json::json;
 
 use super::{
     Answer,
@@ -24,7 +26,9 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
         bail!("`inspect evidence` takes its files as arguments, not with --from");
     }
     match action {
-        EvidenceCommand::Show { file } => show(&Document::read(file)?, options),
+        EvidenceCommand::Show { file } => {
+            show(&output::leaving(Document::read(file)?, options)?, options)
+        }
         EvidenceCommand::Judge { file, expect } => {
             output::only("evidence judge", vip::FORMS_OF_ONE, options)?;
             let document = Document::read(file)?;
@@ -38,6 +42,7 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
                     document.evidence.tool.version
                 ));
             }
+            let document = output::leaving(document, options)?;
             output::save(&document, options.save.as_deref())?;
             vip::print(&judgement, &expect.claims, Some(&document), options)
         }
@@ -49,12 +54,14 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
             Ok(Answer::Yes)
         }
         EvidenceCommand::Verify { files, public_key } => {
-            verify(files.iter().map(AsRef::as_ref), public_key.as_deref())
+            verify(files.iter().map(AsRef::as_ref), public_key.as_deref(), options)
         }
         EvidenceCommand::Diff { before, after, ignore } => {
             cluster::diff(before, after, ignore, options)
         }
-        EvidenceCommand::Merge { files } => cluster::of_files(files, None, options),
+        EvidenceCommand::Merge { files, expect } => {
+            cluster::of_files(files, None, &expect.claims, options)
+        }
         EvidenceCommand::Schema => {
             let schema = file::schema();
             output::write_stdout(|out| {
@@ -66,44 +73,113 @@ pub fn run(action: &EvidenceCommand, options: &Resolved) -> anyhow::Result<Answe
     }
 }
 
+/// What is said of a file.
+#[derive(Serialize)]
+struct Verified {
+    /// As it was given.
+    file: String,
+    /// Whether it is complete and unchanged.
+    whole: bool,
+    /// SHA-256 of the content, where it is whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    sha256: Option<String>,
+    /// Whether the signature is good; not where none was asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    signed: Option<bool>,
+    /// The trusted comment of a good signature.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    comment: Option<String>,
+    /// What is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+    /// Whether it is no evidence at all.
+    #[serde(skip)]
+    none: bool,
+}
+
+impl Verified {
+    fn is_good(&self) -> bool {
+        self.whole && self.signed != Some(false)
+    }
+
+    fn line(&self) -> String {
+        if let Some(error) = &self.error {
+            return error.clone();
+        }
+        let sha256 = self.sha256.as_deref().unwrap_or_default();
+        let whole = format!("{}: whole, {sha256}", self.file);
+        match &self.comment {
+            Some(comment) => format!("{whole}, signed: {comment}"),
+            None => whole,
+        }
+    }
+}
+
 /// Says of each file whether it is whole; a file that was changed is a "no", one that is none an
 /// error.
 fn verify<'a>(
     files: impl Iterator<Item = &'a Path>,
     public_key: Option<&str>,
+    options: &Resolved,
 ) -> anyhow::Result<Answer> {
-    let mut answer = Answer::Yes;
-    let mut lines = Vec::new();
+    output::only("evidence verify", &[Format::Table, Format::Json], options)?;
+    let mut all = Vec::new();
     let mut broken = None;
-    for file in files {
-        match Document::read(file) {
+    for path in files {
+        let file = path.display().to_string();
+        let none = Verified {
+            file,
+            whole: false,
+            sha256: None,
+            signed: None,
+            comment: None,
+            error: None,
+            none: false,
+        };
+        match Document::read(path) {
             Ok(document) => {
-                let whole = format!("{}: whole, {}", file.display(), document.sha256);
-                match public_key.map(|key| signature::verify(file, key)).transpose() {
-                    Ok(None) => lines.push(whole),
-                    Ok(Some(comment)) => lines.push(format!("{whole}, signed: {comment}")),
+                let whole = Verified { whole: true, sha256: Some(document.sha256), ..none };
+                match public_key.map(|key| signature::verify(path, key)).transpose() {
+                    Ok(comment) => {
+                        let signed = comment.is_some().then_some(true);
+                        all.push(Verified { signed, comment, ..whole });
+                    }
                     Err(error @ SignatureError::Bad { .. }) => {
-                        lines.push(error.to_string());
-                        answer = Answer::No;
+                        let error = Some(error.to_string());
+                        all.push(Verified { signed: Some(false), error, ..whole });
                     }
                     Err(error) => return Err(error.into()),
                 }
             }
             Err(error @ FileError::Hash { .. }) => {
-                lines.push(error.to_string());
-                answer = Answer::No;
+                all.push(Verified { error: Some(error.to_string()), ..none });
             }
             Err(error) => {
+                all.push(Verified { error: Some(error.to_string()), none: true, ..none });
                 if let Some(earlier) = broken.replace(error) {
                     output::say(earlier);
                 }
             }
         }
     }
-    output::write_stdout(|out| lines.iter().try_for_each(|line| writeln!(out, "{line}")))?;
+    let good = all.iter().all(Verified::is_good);
+    output::write_stdout(|out| match options.format {
+        Format::Json => {
+            let schema = "inspector.verify/1";
+            let document = json!({ "schema": schema, "good": good, "files": all });
+            serde_json::to_writer_pretty(&mut *out, &document)?;
+            out.write_all(b"\n")
+        }
+        // What is no evidence is told of on standard error.
+        _ => all
+            .iter()
+            .filter(|one| !one.none)
+            .try_for_each(|one| writeln!(out, "{}", one.line())),
+    })?;
     match broken {
         Some(error) => Err(error.into()),
-        None => Ok(answer),
+        None if good => Ok(Answer::Yes),
+        None => Ok(Answer::No),
     }
 }
 

@@ -93,7 +93,8 @@ fn load(kinds: &[MapKind], options: &Resolved) -> anyhow::Result<Tables> {
     let mut tables = Tables::new(evidence);
     tables.problems.extend(missing_families(evidence, kinds));
     if options.save.is_some() {
-        output::save(&loaded.into_document(None), options.save.as_deref())?;
+        let document = output::leaving(loaded.into_document(None), options)?;
+        output::save(&document, options.save.as_deref())?;
     }
     Ok(tables)
 }

@@ -38,13 +38,13 @@ pub fn run(args: &VipArgs, options: &Resolved) -> anyhow::Result<Answer> {
     }
     inject::check(args, options)?;
     if !options.nodes.is_empty() {
-        if args.source.is_some() || !args.via.is_empty() || !args.expect.claims.is_empty() {
+        if args.source.is_some() || !args.via.is_empty() {
             anyhow::bail!(
-                "several nodes are judged whole: leave out --via, --source and --expect, or judge \
-                 the nodes one by one"
+                "several nodes are judged whole: leave out --via and --source, or judge the nodes \
+                 one by one"
             );
         }
-        return cluster::of_files(&options.nodes, Some(args.vip), options);
+        return cluster::of_files(&options.nodes, Some(args.vip), &args.expect.claims, options);
     }
     let query = VipQuery { source: args.source, ..args.vip };
     if let Some(source) = args.source

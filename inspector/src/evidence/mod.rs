@@ -150,6 +150,18 @@ pub enum Subject {
     },
 }
 
+impl Subject {
+    /// What kind of question it is, in words.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Vip(_) => "one VIP",
+            Self::Tables => "all services of a node",
+            Self::Datapath { .. } => "the programs of a node",
+        }
+    }
+}
+
 /// A VIP, and which of its frontends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct VipQuery {

@@ -10,7 +10,9 @@ use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{
-    Finding, FindingId, JudgeError, Judgement, Served, judge_question,
+    Finding, FindingId, JudgeError, Judgement, Served,
+    expect::{Checked, Expectation},
+    judge_question,
     programmed::{Location, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy},
 };
 use crate::{
@@ -46,6 +48,9 @@ pub struct Cluster {
     pub announcers: Vec<String>,
     /// What only several nodes together show, worst first.
     pub findings: Vec<Finding>,
+    /// What was expected, and what became of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expectations: Vec<Checked>,
     /// What could not be compared, and why.
     pub not_measured: Vec<String>,
     /// The nodes.
@@ -125,8 +130,16 @@ fn conclude(vip: VipQuery, nodes: Vec<NodeView>) -> Cluster {
         sentence,
         announcers: announcers.iter().map(|node| node.name.clone()).collect(),
         findings,
+        expectations: Vec::new(),
         not_measured,
         nodes,
+    }
+}
+
+impl Cluster {
+    /// Holds claims against it, which from then on alone decide.
+    pub fn hold(&mut self, claims: &[Expectation]) {
+        self.expectations = claims.iter().flat_map(|claim| claim.check_cluster(self)).collect();
     }
 }
 

@@ -4,15 +4,24 @@
 //! Each side is told as facts; a fact that only one side has is new or gone, one that both have with
 //! another value has changed. Facts have a class, so that what always moves can be left out.
 
-use std::{collections::BTreeMap, str::FromStr};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    str::FromStr,
+};
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{JudgeError, Judgement, datapath, judge_question};
+use super::{
+    JudgeError, Judgement, datapath, judge_question,
+    programmed::{self, ProgrammedFrontend},
+};
 use crate::{
-    cilium::services::Scope,
-    evidence::{Evidence, Subject, VipQuery},
+    cilium::{
+        layout::{Family, MapKind},
+        services::Scope,
+    },
+    evidence::{Evidence, Subject, VipQuery, tables::Tables},
 };
 
 /// What kind of fact it is.
@@ -149,11 +158,12 @@ impl Facts {
     }
 }
 
-/// What differs between two pieces of evidence about the same VIP, or about the programs of a node.
+/// What differs between two pieces of evidence about the same VIP, about all of a node's (whole
+/// tables), or about its programs.
 ///
 /// # Errors
-/// [`JudgeError::NoQuestion`] for evidence about whole tables, [`JudgeError::OtherVip`] if the two
-/// are about different VIPs.
+/// [`JudgeError::OtherVip`] if the two are about different VIPs, [`JudgeError::Unlike`] if they are
+/// about different things altogether, [`JudgeError::NoServices`] for tables without services.
 pub fn diff(
     before: &Evidence,
     after: &Evidence,
@@ -163,6 +173,10 @@ pub fn diff(
         && one.address != other.address
     {
         return Err(JudgeError::OtherVip { collected: *one, asked: *other });
+    }
+    let about = |one: &Evidence| std::mem::discriminant(&one.subject);
+    if about(before) != about(after) {
+        return Err(JudgeError::Unlike { one: before.subject.kind(), other: after.subject.kind() });
     }
     let (before, after) = (facts(before)?.0, facts(after)?.0);
     let mut keys: Vec<&Key> = before.keys().chain(after.keys()).collect();
@@ -201,9 +215,46 @@ fn facts(evidence: &Evidence) -> Result<Facts, JudgeError> {
             vip(&mut facts, evidence, &judge_question(evidence, asked)?);
         }
         Subject::Datapath { .. } => {}
-        Subject::Tables => return Err(JudgeError::NoQuestion),
+        Subject::Tables => tables(&mut facts, evidence)?,
     }
     Ok(facts)
+}
+
+/// All frontends of a node, and the backends that none of them has.
+fn tables(facts: &mut Facts, evidence: &Evidence) -> Result<(), JudgeError> {
+    let has = |kind: MapKind| {
+        let kinds = evidence.maps.iter().filter(|map| map.problem.is_none());
+        kinds.filter_map(|map| map.kind()).any(|(found, _, _)| found == kind)
+    };
+    if !has(MapKind::Services) || !has(MapKind::Backends) {
+        return Err(JudgeError::NoServices);
+    }
+    let tables = Tables::new(evidence);
+    let mut used: BTreeSet<(Family, u32)> = BTreeSet::new();
+    for mut one in programmed::of_all(evidence, &tables) {
+        // What was not collected is not compared.
+        if !has(MapKind::ReverseNat) {
+            one.reverse_nat.good = None;
+        }
+        if !has(MapKind::SourceRange) {
+            one.source_ranges = None;
+        }
+        let family = if one.address.is_ipv4() { Family::V4 } else { Family::V6 };
+        used.extend(one.backends.iter().map(|backend| (family, backend.id)));
+        frontend(facts, &one.address.to_string(), &one);
+    }
+    for family in [Family::V4, Family::V6] {
+        let of_none = tables.backends(family).iter().filter(|one| !used.contains(&(family, one.id)));
+        for one in of_none {
+            let address = programmed::backend_address(one, tables.release());
+            let what = format!("backend {address} of no frontend");
+            let state = one.state.as_str().unwrap_or("unknown state");
+            let place = ("node", 6, "backends");
+            facts.add(place, Class::Services, what.clone(), state);
+            facts.add(place, Class::Ids, format!("id of {what}"), one.id.to_string());
+        }
+    }
+    Ok(())
 }
 
 fn node(facts: &mut Facts, evidence: &Evidence) {
@@ -218,6 +269,10 @@ fn node(facts: &mut Facts, evidence: &Evidence) {
         if let Some(total) = map.total {
             let what = format!("entries of {}", map.name);
             facts.add(place, Class::Counters, what, total.to_string());
+        }
+        if !map.complete && map.problem.is_none() {
+            let why = "it changed faster than it could be read";
+            facts.add(place, Class::Node, format!("{} may lack entries", map.name), why);
         }
         if let Some(problem) = &map.problem {
             facts.add(place, Class::Node, format!("{} cannot be read", map.name), problem);
@@ -322,57 +377,62 @@ fn vip(facts: &mut Facts, evidence: &Evidence, judgement: &Judgement) {
     if let Some(seconds) = announcement.agent_silent_s {
         facts.add(place, Class::Times, "agent silent for", format!("{seconds} s"));
     }
-    for frontend in programmed.frontends.iter().chain(&programmed.wildcards) {
-        let part = frontend.frontend.clone();
-        let place = (name.as_str(), 2, part.as_str());
-        let scope = match (frontend.two_scopes, frontend.scope) {
-            (false, _) => "",
-            (true, Scope::Internal) => " of the internal scope",
-            (true, _) => " of the external scope",
-        };
-        facts.add(place, Class::Services, "frontend", "");
-        let mut say = |what: &str, value: String| facts.add(place, Class::Services, what, value);
-        say("type", frontend.service_type.as_str().to_owned());
-        say("externalTrafficPolicy", format!("{:?}", frontend.external_traffic_policy));
-        say("internalTrafficPolicy", format!("{:?}", frontend.internal_traffic_policy));
-        say("backends that can be chosen", frontend.count.to_string());
-        say("flags", frontend.flags.clone());
-        if let Some(port) = frontend.l7_proxy_port {
-            say("L7 proxy port", port.to_string());
-        }
-        if let Some(ranges) = &frontend.source_ranges {
-            let verb = if ranges.deny { "denies" } else { "allows" };
-            say("source ranges", format!("{verb} {}", ranges.ranges.join(" ")));
-        }
-        if let Some(seconds) = frontend.session_affinity_s {
-            say("session affinity", format!("{seconds} s"));
-        }
-        if let Some(good) = frontend.reverse_nat.good {
-            let word = if good { "there" } else { "missing or wrong" };
-            say("reverse NAT", word.to_owned());
-        }
-        facts.add(place, Class::Ids, "id", frontend.reverse_nat.id.to_string());
-        for backend in &frontend.backends {
-            match &backend.address {
-                Some(address) => {
-                    let what = format!("backend {address}{scope}");
-                    let value = format!("{}, {}", backend.state, whereabouts(backend));
-                    facts.add(place, Class::Services, what.clone(), value);
-                    facts.add(place, Class::Ids, format!("id of {what}"), backend.id.to_string());
-                }
-                None if backend.dangling => {
-                    let what = format!("slot {}{scope} leads nowhere", backend.slot);
-                    facts.add(place, Class::Services, what, "");
-                }
-                None => {}
-            }
-        }
+    for one in programmed.frontends.iter().chain(&programmed.wildcards) {
+        frontend(facts, &name, one);
     }
     let Some(network) = &evidence.network else { return };
     for entry in network.neighbours.iter().filter(|entry| entry.address == vip.address) {
         let device = network.link(entry.ifindex).map_or("?", |link| link.name.as_str());
         let what = format!("neighbour entry of the VIP on {device}");
         facts.add(at(3, "announcement"), Class::Neighbours, what, &entry.state);
+    }
+}
+
+/// One scope of a frontend of the VIP `name`, and its backends.
+fn frontend(facts: &mut Facts, name: &str, frontend: &ProgrammedFrontend) {
+    let part = frontend.frontend.clone();
+    let place = (name, 2, part.as_str());
+    let scope = match (frontend.two_scopes, frontend.scope) {
+        (false, _) => "",
+        (true, Scope::Internal) => " of the internal scope",
+        (true, _) => " of the external scope",
+    };
+    facts.add(place, Class::Services, "frontend", "");
+    let mut say = |what: &str, value: String| facts.add(place, Class::Services, what, value);
+    say("type", frontend.service_type.as_str().to_owned());
+    say("externalTrafficPolicy", format!("{:?}", frontend.external_traffic_policy));
+    say("internalTrafficPolicy", format!("{:?}", frontend.internal_traffic_policy));
+    say("backends that can be chosen", frontend.count.to_string());
+    say("flags", frontend.flags.clone());
+    if let Some(port) = frontend.l7_proxy_port {
+        say("L7 proxy port", port.to_string());
+    }
+    if let Some(ranges) = &frontend.source_ranges {
+        let verb = if ranges.deny { "denies" } else { "allows" };
+        say("source ranges", format!("{verb} {}", ranges.ranges.join(" ")));
+    }
+    if let Some(seconds) = frontend.session_affinity_s {
+        say("session affinity", format!("{seconds} s"));
+    }
+    if let Some(good) = frontend.reverse_nat.good {
+        let word = if good { "there" } else { "missing or wrong" };
+        say("reverse NAT", word.to_owned());
+    }
+    facts.add(place, Class::Ids, "id", frontend.reverse_nat.id.to_string());
+    for backend in &frontend.backends {
+        match &backend.address {
+            Some(address) => {
+                let what = format!("backend {address}{scope}");
+                let value = format!("{}, {}", backend.state, whereabouts(backend));
+                facts.add(place, Class::Services, what.clone(), value);
+                facts.add(place, Class::Ids, format!("id of {what}"), backend.id.to_string());
+            }
+            None if backend.dangling => {
+                let what = format!("slot {}{scope} leads nowhere", backend.slot);
+                facts.add(place, Class::Services, what, "");
+            }
+            None => {}
+        }
     }
 }
 

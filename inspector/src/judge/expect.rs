@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{FindingId, Grade, Judgement, Outcome, PathVerdict, Served};
+use super::{FindingId, Grade, Judgement, Outcome, PathVerdict, Served, Severity, cluster::Cluster};
 use crate::cilium::services::Scope;
 
 /// A claim about a VIP.
@@ -58,10 +58,25 @@ pub enum Met {
 pub struct Checked {
     /// The claim as it was given.
     pub claim: String,
+    /// The node that it was held against, where there are several; nothing if it is about all of
+    /// them together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// Whether it is met.
     pub met: Met,
     /// Why it is not, or cannot be told.
     pub why: Option<String>,
+}
+
+impl Checked {
+    /// The claim, and the node where there are several: `has-backend on n1`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        match &self.node {
+            Some(node) => format!("{} on {node}", self.claim),
+            None => self.claim.clone(),
+        }
+    }
 }
 
 /// Text that is no claim.
@@ -163,8 +178,78 @@ impl Expectation {
     /// Holds the claim against a judgement.
     #[must_use]
     pub fn check(&self, judgement: &Judgement) -> Checked {
-        let (met, why) = self.result(judgement);
-        Checked { claim: self.to_string(), met, why: why.filter(|_| met != Met::Yes) }
+        self.checked(None, self.result(judgement))
+    }
+
+    fn checked(&self, node: Option<&str>, (met, why): (Met, Option<String>)) -> Checked {
+        Checked {
+            claim: self.to_string(),
+            node: node.map(str::to_owned),
+            met,
+            why: why.filter(|_| met != Met::Yes),
+        }
+    }
+
+    /// Holds the claim against several nodes. What clients of the LAN see of a VIP (whether it is
+    /// served, who answers for it) and that there is such a finding is held against all of them
+    /// together, every other claim against each node, and against what several nodes together show.
+    #[must_use]
+    pub fn check_cluster(&self, cluster: &Cluster) -> Vec<Checked> {
+        let together = |result| vec![self.checked(None, result)];
+        let each = || {
+            let nodes = cluster.nodes.iter();
+            nodes.map(|node| self.checked(Some(&node.name), self.result(&node.judgement)))
+        };
+        match (&self.claim, &self.device) {
+            (Claim::Served, None) => together(by_served(cluster.served, &cluster.sentence)),
+            (Claim::NotServed, None) => {
+                together(by_not_served(cluster.served, &cluster.sentence))
+            }
+            (Claim::Announced | Claim::Finding(_), _) => {
+                let of_cluster = match self.claim {
+                    Claim::Finding(id) => cluster.findings.iter().any(|one| one.id == id),
+                    _ => false,
+                };
+                let all: Vec<Checked> = each().collect();
+                let is = |met: Met| all.iter().any(|one| one.met == met);
+                let met = match (of_cluster || is(Met::Yes), is(Met::Unknown) || all.is_empty()) {
+                    (true, _) => Met::Yes,
+                    (false, true) => Met::Unknown,
+                    (false, false) => Met::No,
+                };
+                together((met, Some(reasons(&all))))
+            }
+            (Claim::NotAnnounced, _) => {
+                let all: Vec<Checked> = each().filter(|one| one.met != Met::Yes).collect();
+                let met = if all.iter().any(|one| one.met == Met::No) {
+                    Met::No
+                } else if all.is_empty() && !cluster.nodes.is_empty() {
+                    Met::Yes
+                } else {
+                    Met::Unknown
+                };
+                together((met, Some(reasons(&all))))
+            }
+            (Claim::NoFinding(id), _) => {
+                let found = cluster.findings.iter().find(|one| one.id == *id);
+                let mut all = Vec::new();
+                if found.is_some() || id.takes_several_nodes() {
+                    let met = if found.is_some() { Met::No } else { Met::Yes };
+                    all.push(self.checked(None, (met, found.map(|one| one.seen.clone()))));
+                }
+                if !id.takes_several_nodes() {
+                    all.extend(each());
+                }
+                all
+            }
+            (Claim::NoErrors, _) => {
+                let error = cluster.findings.iter().find(|one| one.severity == Severity::Error);
+                let met = if error.is_some() { Met::No } else { Met::Yes };
+                let why = error.map(|error| format!("{}: {}", error.id, error.seen));
+                std::iter::once(self.checked(None, (met, why))).chain(each()).collect()
+            }
+            _ => each().collect(),
+        }
     }
 
     fn result(&self, judgement: &Judgement) -> (Met, Option<String>) {
@@ -190,15 +275,7 @@ impl Expectation {
                 }),
             },
             Claim::NotServed => match self.device {
-                None => {
-                    let (met, why) = by_served(verdict.served, &verdict.sentence);
-                    let met = match (verdict.served, met) {
-                        (Served::No, _) => Met::Yes,
-                        (_, Met::Unknown) => Met::Unknown,
-                        _ => Met::No,
-                    };
-                    (met, why)
-                }
+                None => by_not_served(verdict.served, &verdict.sentence),
                 Some(_) => self.on_paths(judgement, |path| match path.served {
                     Served::No => Met::Yes,
                     Served::Unknown => Met::Unknown,
@@ -237,8 +314,7 @@ impl Expectation {
                 ),
             },
             Claim::NoErrors => {
-                let error =
-                    verdict.findings.iter().find(|one| one.severity == super::Severity::Error);
+                let error = verdict.findings.iter().find(|one| one.severity == Severity::Error);
                 match error {
                     Some(error) => (Met::No, Some(format!("{}: {}", error.id, error.seen))),
                     None => (
@@ -343,4 +419,22 @@ fn by_served(served: Served, sentence: &str) -> (Met, Option<String>) {
         Served::Unknown => Met::Unknown,
     };
     (met, Some(sentence.to_owned()))
+}
+
+fn by_not_served(served: Served, sentence: &str) -> (Met, Option<String>) {
+    let met = match served {
+        Served::No => Met::Yes,
+        Served::Yes | Served::Partly => Met::No,
+        Served::Unknown => Met::Unknown,
+    };
+    (met, Some(sentence.to_owned()))
+}
+
+/// `n1: this node has no responder entry for it; n2: …`
+fn reasons(all: &[Checked]) -> String {
+    let each = all.iter().map(|one| {
+        let node = one.node.as_deref().unwrap_or("together");
+        format!("{node}: {}", one.why.as_deref().unwrap_or("it is so"))
+    });
+    each.collect::<Vec<_>>().join("; ")
 }

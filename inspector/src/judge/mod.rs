@@ -217,6 +217,20 @@ pub enum JudgeError {
          --from FILE`, or collect again with `inspect vip ADDR --save FILE`"
     )]
     NoEntries,
+    /// Two pieces of evidence answer different questions.
+    #[error("one file is about {one}, the other about {other}: compare files with the same question")]
+    Unlike {
+        /// What the first is about.
+        one: &'static str,
+        /// What the second is about.
+        other: &'static str,
+    },
+    /// Tables of which frontends cannot be told.
+    #[error(
+        "this evidence holds no services with their backends: collect with `inspect service list \
+         --save FILE` to compare a whole node"
+    )]
+    NoServices,
     /// The evidence is about another VIP.
     #[error("this evidence was collected for {collected} and has no answer about {asked}")]
     OtherVip {

@@ -284,6 +284,14 @@ impl Programmed {
     }
 }
 
+/// Every scope of every frontend of a node, wildcard entries included, in the order of their keys.
+pub(super) fn of_all<'t>(
+    evidence: &'t Evidence,
+    tables: &'t Tables,
+) -> impl Iterator<Item = ProgrammedFrontend> + 't {
+    tables.frontends().map(|frontend| ProgrammedFrontend::new(evidence, tables, frontend))
+}
+
 /// Whether the query asks for this frontend; keys without a protocol match any.
 fn matches(query: &VipQuery, key: &ServiceKey) -> bool {
     query.port.is_none_or(|port| port == key.port)
@@ -504,7 +512,8 @@ fn backend(
     }
 }
 
-fn backend_address(backend: &Backend, release: Release) -> String {
+/// Address, port and (from 1.17) protocol of a backend.
+pub(super) fn backend_address(backend: &Backend, release: Release) -> String {
     let place = match backend.address {
         IpAddr::V4(address) => format!("{address}:{}", backend.port),
         IpAddr::V6(address) => format!("[{address}]:{}", backend.port),

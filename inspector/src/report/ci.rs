@@ -65,7 +65,8 @@ fn of_verdict(judgement: &Judgement, decided_by_claims: bool) -> Status {
     Status::Failed { message: sentence.clone(), kind: kind.to_owned(), text: sentence }
 }
 
-fn of_claim(checked: &Checked) -> Status {
+/// What became of a claim, as the status of a case.
+pub(super) fn of_claim(checked: &Checked) -> Status {
     let why = checked.why.clone().unwrap_or_default();
     let kind = match checked.met {
         Met::Yes => return Status::Passed,
@@ -73,7 +74,7 @@ fn of_claim(checked: &Checked) -> Status {
         Met::Unknown => "cannot-tell",
     };
     Status::Failed {
-        message: format!("{}: {why}", checked.claim),
+        message: format!("{}: {why}", checked.name()),
         kind: kind.to_owned(),
         text: why,
     }
@@ -157,13 +158,21 @@ pub fn annotations(judgement: &Judgement, expectations: &[Checked]) -> Vec<Annot
     if !paths.is_empty() {
         all.push(one(Severity::Note, format!("paths: {place}"), paths.join("\n")));
     }
-    for checked in expectations.iter().filter(|checked| checked.met != Met::Yes) {
-        let met = if checked.met == Met::No { "not met" } else { "cannot be told" };
-        all.push(one(
-            Severity::Error,
-            format!("expect {}: {place}", checked.claim),
-            format!("{met}: {}", checked.why.as_deref().unwrap_or_default()),
-        ));
-    }
+    all.extend(of_claims(expectations, &place));
     all
+}
+
+/// The annotations of the claims that are not met.
+pub(super) fn of_claims(expectations: &[Checked], place: &str) -> Vec<Annotation> {
+    let not_met = expectations.iter().filter(|checked| checked.met != Met::Yes);
+    let annotation = |checked: &Checked| {
+        let met = if checked.met == Met::No { "not met" } else { "cannot be told" };
+        Annotation {
+            severity: Severity::Error,
+            title: format!("expect {}: {place}", checked.name()),
+            message: format!("{met}: {}", checked.why.as_deref().unwrap_or_default()),
+            location: None,
+        }
+    };
+    not_met.map(annotation).collect()
 }

@@ -10,8 +10,8 @@ use super::{
     annotations::{self, Annotation},
     ci,
     junit::{self, Case, Status, Suite},
-    markdown::escape,
-    table::{self, Style, new_table, print, write_findings},
+    markdown::{self, escape},
+    table::{self, Style, new_table, print, write_expectations, write_findings},
 };
 use crate::judge::{
     FindingId, Served, Severity,
@@ -71,7 +71,7 @@ impl Cluster {
     pub fn write_table(&self, style: Style, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
         writeln!(out, "{}", self.sentence)?;
         if style.quiet {
-            return Ok(());
+            return write_expectations(&self.expectations, style, out);
         }
         writeln!(out, "\n{} on {} nodes", self.vip, self.nodes.len())?;
         let mut matrix = new_table(style);
@@ -102,6 +102,7 @@ impl Cluster {
             writeln!(out)?;
             write_findings(&self.findings, style, out)?;
         }
+        write_expectations(&self.expectations, style, out)?;
         if style.verbose && !self.not_measured.is_empty() {
             writeln!(out, "\nNot measured:")?;
             for line in &self.not_measured {
@@ -162,6 +163,10 @@ impl Cluster {
                 )?;
             }
         }
+        if !self.expectations.is_empty() {
+            writeln!(out)?;
+            markdown::write_expectations(&self.expectations, out)?;
+        }
         if !self.not_measured.is_empty() {
             writeln!(out, "\n## Not measured\n")?;
             for line in &self.not_measured {
@@ -186,8 +191,11 @@ impl Cluster {
             kind: kind.to_owned(),
             text,
         };
+        // Where claims are given they alone decide.
+        let by_claims = !self.expectations.is_empty();
         let verdict = match self.served {
             Served::Yes => Status::Passed,
+            _ if by_claims => Status::Skipped(self.sentence.clone()),
             Served::Unknown => failed(&self.sentence, "cannot-tell", self.sentence.clone()),
             _ => failed(&self.sentence, "not-served", self.sentence.clone()),
         };
@@ -203,12 +211,15 @@ impl Cluster {
             };
             let status = match found.first() {
                 None => Status::Passed,
-                Some(first) if first.severity == Severity::Error => {
+                Some(first) if first.severity == Severity::Error && !by_claims => {
                     failed(&first.seen, id.as_str(), said("\n"))
                 }
                 Some(first) => Status::Skipped(format!("{}: {}", first.severity, said(" "))),
             };
             cases.push(case("cluster.findings", id.to_string(), status));
+        }
+        for checked in &self.expectations {
+            cases.push(case("cluster.expect", checked.name(), ci::of_claim(checked)));
         }
         let together = Suite {
             name: format!("inspect evidence merge {vip}"),
@@ -229,10 +240,12 @@ impl Cluster {
             for case in &mut suite.cases {
                 case.class = format!("{}.{}", node.name, case.class);
                 // Of a node that need not serve it, this is no failure of the cluster.
-                if let Status::Failed { message, .. } = &case.status
-                    && self.served == Served::Yes
-                {
-                    case.status = Status::Skipped(format!("not the announcer: {message}"));
+                if let Status::Failed { message, .. } = &case.status {
+                    if by_claims {
+                        case.status = Status::Skipped(message.clone());
+                    } else if self.served == Served::Yes {
+                        case.status = Status::Skipped(format!("not the announcer: {message}"));
+                    }
                 }
             }
             suites.push(suite);
@@ -258,8 +271,13 @@ impl Cluster {
     /// The error of the writer.
     pub fn write_annotations(&self, out: &mut (impl Write + ?Sized)) -> io::Result<()> {
         let place = format!("{} on {} nodes", self.vip, self.nodes.len());
+        let by_claims = !self.expectations.is_empty();
         let mut all = vec![Annotation {
-            severity: if self.served == Served::Yes { Severity::Note } else { Severity::Error },
+            severity: if self.served == Served::Yes || by_claims {
+                Severity::Note
+            } else {
+                Severity::Error
+            },
             title: place.clone(),
             message: self.sentence.clone(),
             location: None,
@@ -271,11 +289,12 @@ impl Cluster {
             location: None,
         }));
         all.extend(self.findings.iter().map(|finding| Annotation {
-            severity: finding.severity,
+            severity: if by_claims { Severity::Note } else { finding.severity },
             title: format!("{}: {place}", finding.id),
             message: format!("{}. {}. Next: {}.", finding.seen, finding.meaning, finding.next),
             location: None,
         }));
+        all.extend(ci::of_claims(&self.expectations, &place));
         annotations::write(&all, out)
     }
 }

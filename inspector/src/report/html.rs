@@ -148,7 +148,7 @@ pub fn write(
                 Met::No => "not met",
                 Met::Unknown => "cannot be told",
             };
-            vec![checked.claim.clone(), met.to_owned(), checked.why.clone().unwrap_or_default()]
+            vec![checked.name(), met.to_owned(), checked.why.clone().unwrap_or_default()]
         });
         table(&["Claim", "Result", "Why"], rows, out)?;
         writeln!(out, "</section>")?;

@@ -145,21 +145,7 @@ pub fn write(
         }
         writeln!(out)?;
     }
-    if !expectations.is_empty() {
-        writeln!(out, "## Expectations\n")?;
-        for checked in expectations {
-            let word = match checked.met {
-                Met::Yes => "met",
-                Met::No => "not met",
-                Met::Unknown => "cannot be told",
-            };
-            match &checked.why {
-                Some(why) => writeln!(out, "- `{}`: {word}: {}", checked.claim, escape(why))?,
-                None => writeln!(out, "- `{}`: {word}", checked.claim)?,
-            }
-        }
-        writeln!(out)?;
-    }
+    write_expectations(expectations, out)?;
     if !not_measured.is_empty() {
         writeln!(out, "## Not measured\n")?;
         for line in not_measured {
@@ -167,6 +153,31 @@ pub fn write(
         }
     }
     Ok(())
+}
+
+/// Claims and what became of them, if there are any.
+pub(super) fn write_expectations(
+    expectations: &[Checked],
+    out: &mut (impl Write + ?Sized),
+) -> io::Result<()> {
+    if expectations.is_empty() {
+        return Ok(());
+    }
+    writeln!(out, "## Expectations\n")?;
+    for checked in expectations {
+        let word = match checked.met {
+            Met::Yes => "met",
+            Met::No => "not met",
+            Met::Unknown => "cannot be told",
+        };
+        let node = checked.node.as_ref().map(|node| format!(" on {}", escape(node)));
+        let node = node.unwrap_or_default();
+        match &checked.why {
+            Some(why) => writeln!(out, "- `{}`{node}: {word}: {}", checked.claim, escape(why))?,
+            None => writeln!(out, "- `{}`{node}: {word}", checked.claim)?,
+        }
+    }
+    writeln!(out)
 }
 
 /// What simulated packets came to, with their controls, and what they left.

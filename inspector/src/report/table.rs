@@ -458,10 +458,10 @@ pub(super) fn write_findings(
     Ok(())
 }
 
-fn write_expectations(
+pub(super) fn write_expectations(
     expectations: &[Checked],
     style: Style,
-    out: &mut impl Write,
+    out: &mut (impl Write + ?Sized),
 ) -> io::Result<()> {
     if expectations.is_empty() {
         return Ok(());
@@ -475,8 +475,8 @@ fn write_expectations(
         };
         let word = if style.color { format!("\x1b[{code}m{word}\x1b[0m") } else { word.to_owned() };
         match &checked.why {
-            Some(why) => writeln!(out, "expect {}: {word}: {why}", checked.claim)?,
-            None => writeln!(out, "expect {}: {word}", checked.claim)?,
+            Some(why) => writeln!(out, "expect {}: {word}: {why}", checked.name())?,
+            None => writeln!(out, "expect {}: {word}", checked.name())?,
         }
     }
     Ok(())
