@@ -235,7 +235,7 @@ fn the_two_node_story_from_three_nodes_in_one_command() {
     // The same with `vip`, in every form, and from one stream as logs have it.
     let from: Vec<&str> =
         before.iter().flat_map(|file| ["--from", file.to_str().expect("UTF-8")]).collect();
-    for form in ["table", "json", "markdown", "junit", "github"] {
+    for form in ["table", "json", "markdown", "junit", "github", "html"] {
         let merged = merge(&before, &["-o", form]);
         let asked = run(&mut inspect([&["vip", VIP, "-o", form], &from[..]].concat()));
         assert_eq!((asked.code, &asked.out), (merged.code, &merged.out), "{form}");
@@ -325,9 +325,8 @@ fn the_policy_flipped_and_back_is_named_by_diff_and_seen_by_a_client() {
     let ran = merge(&flipped, &[]);
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(
-        ran.out.starts_with(
-            "YES: n1 announces 192.168.2.22 and serves it; so would every other node"
-        ),
+        ran.out
+            .starts_with("YES: n1 announces 192.168.2.22 and serves it; so would every other node"),
         "{ran:?}"
     );
     assert!(ids(&merge(&flipped, &["-o", "json"]).json()).is_empty());
@@ -424,7 +423,7 @@ fn claims_about_several_nodes(
     let ran = expects(local, &["not-announced"]);
     assert_eq!((ran.code, told(&ran)), (Some(1), vec![row("not-announced", None, "no")]));
     // Each form has them, and each node by its name.
-    for form in ["table", "json", "markdown", "junit", "github"] {
+    for form in ["table", "json", "markdown", "junit", "github", "html"] {
         let ran = merge(local, &["-o", form, "--expect", "has-backend"]);
         assert_eq!(ran.code, Some(1), "{form}: {ran:?}");
         assert!(ran.out.contains("has-backend"), "{form}: {}", ran.out);

@@ -70,7 +70,7 @@ fn keep_alive(lab: &Lab) {
 #[test]
 fn a_file_is_judged_as_the_node_was_without_root() {
     let stranger = Stranger::new();
-    let file = stranger.path("evidence.json");
+    let file = stranger.shared("evidence.json");
     let path = file.to_str().expect("UTF-8");
     let mut codes = [0; 4];
     for lab in labs() {
@@ -111,7 +111,7 @@ fn a_file_is_judged_as_the_node_was_without_root() {
 #[test]
 fn lists_from_a_file_are_those_of_the_node() {
     let stranger = Stranger::new();
-    let file = stranger.path("evidence.json");
+    let file = stranger.shared("evidence.json");
     let path = file.to_str().expect("UTF-8");
     for lab in labs() {
         for list in [
@@ -144,7 +144,7 @@ fn lists_from_a_file_are_those_of_the_node() {
 fn files_are_shown_verified_and_described() {
     let lab = faulty();
     let stranger = Stranger::new();
-    let path = |name: &str| stranger.path(name).to_str().expect("UTF-8").to_owned();
+    let path = |name: &str| stranger.shared(name).to_str().expect("UTF-8").to_owned();
     let (vip, lists) = (path("vip.json"), path("lists.json"));
     let live = on(&lab, &["vip", VIPS[0], "-o", "json", "--save", &vip]);
     on(&lab, &["service", "list", "--save", &lists]);
@@ -182,7 +182,7 @@ fn the_schema_describes_every_file_that_is_saved() {
     assert_eq!(printed.json(), schema());
     let validator = jsonschema::validator_for(&schema()).expect("a schema");
     let stranger = Stranger::new();
-    let file = stranger.path("evidence.json");
+    let file = stranger.shared("evidence.json");
     let path = file.to_str().expect("UTF-8");
     let mut files = 0;
     let mut check = || {
@@ -222,7 +222,7 @@ fn the_schema_describes_every_file_that_is_saved() {
 #[test]
 fn table_json_and_markdown_have_the_same_facts() {
     let stranger = Stranger::new();
-    let file = stranger.path("evidence.json");
+    let file = stranger.shared("evidence.json");
     let path = file.to_str().expect("UTF-8");
     for lab in labs() {
         for vip in VIPS {
@@ -308,7 +308,7 @@ fn ids_of_findings_are_words_that_expectations_take() {
 #[test]
 fn an_entry_that_comes_twice_counts_once() {
     let stranger = Stranger::new();
-    let file = stranger.path("evidence.json");
+    let file = stranger.shared("evidence.json");
     let path = file.to_str().expect("UTF-8");
     let once = on(&faulty(), &["vip", VIPS[0], "-o", "json", "--save", path]).json();
     let mut content: Value =

@@ -30,7 +30,11 @@ pub fn run() -> Result<()> {
     ensure()?;
     cargo_deny()?;
     netfilter()?;
+<<<<<<< HEAD
     deploy::ensure()?;
+=======
+    browser()?;
+>>>>>>> 700adb1 (Pages: journeys as timelines, several nodes on one page, and a browser that looks at them)
     virtual_machines()?;
     eprintln!("set-up complete after {:.1} s", start.elapsed().as_secs_f64());
     Ok(())
@@ -73,6 +77,24 @@ fn netfilter() -> Result<()> {
         "cannot get the programs of netfilter: install the packages iptables and nftables",
     )?;
     eprintln!("iptables and nftables: unpacked ({})", root.display());
+    Ok(())
+}
+
+/// The browser in which tests look at pages: the system's Chromium, else Debian's build of it without
+/// windows, with its libraries and a font, unpacked beside the other tools.
+fn browser() -> Result<()> {
+    let system = ["chromium", "chromium-headless-shell"];
+    if let Some(name) = system.into_iter().find(|name| process::is_installed(name)) {
+        eprintln!("browser: there ({name})");
+        return Ok(());
+    }
+    let root = tools_dir()?.join("browser");
+    if !root.join("usr/lib/chromium/chromium-headless-shell").exists() {
+        eprintln!("browser: missing, downloading Debian's");
+        debian::unpack(&["chromium-headless-shell", "fonts-dejavu-core"], &root)
+            .context("cannot get a browser: install the package chromium")?;
+    }
+    eprintln!("browser: there ({})", root.display());
     Ok(())
 }
 

@@ -82,11 +82,7 @@ fn judged(item: &Item, evidence: &Evidence) -> Result<(Judgement, Vec<Checked>),
 }
 
 /// Judges the first document that is about the VIP.
-fn from_documents(
-    item: &Item,
-    documents: &[Document],
-    options: &Resolved,
-) -> anyhow::Result<Held> {
+fn from_documents(item: &Item, documents: &[Document], options: &Resolved) -> anyhow::Result<Held> {
     let mut refused = None;
     for document in documents {
         let mut evidence = document.evidence.clone();

@@ -68,6 +68,13 @@ pub fn of_files(
         cluster.hold(claims);
         found.push((cluster, hashes));
     }
+    if options.format == Format::Html && found.len() > 1 {
+        bail!(
+            "a page is about one VIP, the files are about {}: name one with `inspect vip ADDR -o html \
+             --from FILE…`",
+            found.len()
+        );
+    }
     output::write_stdout(|out| {
         match options.format {
             Format::Json => {
@@ -91,6 +98,7 @@ pub fn of_files(
             match options.format {
                 Format::Markdown => cluster.write_markdown(hashes, out)?,
                 Format::Github => cluster.write_annotations(out)?,
+                Format::Html => cluster.write_html(hashes, out)?,
                 _ => cluster.write_table(output::style(options), out)?,
             }
         }

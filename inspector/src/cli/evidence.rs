@@ -171,10 +171,7 @@ fn verify<'a>(
             out.write_all(b"\n")
         }
         // What is no evidence is told of on standard error.
-        _ => all
-            .iter()
-            .filter(|one| !one.none)
-            .try_for_each(|one| writeln!(out, "{}", one.line())),
+        _ => all.iter().filter(|one| !one.none).try_for_each(|one| writeln!(out, "{}", one.line())),
     })?;
     match broken {
         Some(error) => Err(error.into()),

@@ -129,9 +129,9 @@ fn observe(
     Ok(())
 }
 
-/// The forms of `vip`.
+/// The forms of several nodes.
 pub const FORMS: &[Format] =
-    &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Github];
+    &[Format::Table, Format::Json, Format::Markdown, Format::Junit, Format::Github, Format::Html];
 
 /// The forms of one judgement.
 pub const FORMS_OF_ONE: &[Format] = &[

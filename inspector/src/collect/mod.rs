@@ -281,10 +281,8 @@ fn here(options: &Options, questions: &[Question]) -> Result<Vec<Evidence>, Coll
     });
     let groups = maps?;
     let reading = Reading { options, started, cpus, bpffs, attachments: programs, snapshot };
-    let mut all: Vec<(usize, Evidence)> = groups
-        .into_iter()
-        .flat_map(|group| reading.answer_group(questions, group))
-        .collect();
+    let mut all: Vec<(usize, Evidence)> =
+        groups.into_iter().flat_map(|group| reading.answer_group(questions, group)).collect();
     all.sort_by_key(|(place, _)| *place);
     Ok(all.into_iter().map(|(_, evidence)| evidence).collect())
 }

@@ -355,11 +355,8 @@ impl Wanted {
             })
         };
         let entries = record.entries.selected(|key, value| keep(key, value).unwrap_or(true));
-        let coverage = if entries.len() < record.entries.len() {
-            Coverage::Selected
-        } else {
-            record.coverage
-        };
+        let coverage =
+            if entries.len() < record.entries.len() { Coverage::Selected } else { record.coverage };
         record.with(entries, coverage)
     }
 

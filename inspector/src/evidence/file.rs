@@ -368,7 +368,8 @@ fn write_whole(path: &Path, text: &[u8]) -> io::Result<()> {
     let _held = signals::hold();
     // Not over a file, nor through a link, that somebody put there before us. It holds addresses of
     // clients: ours alone, unless whoever made the file that it replaces said otherwise.
-    let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    let mut file =
+        fs::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let written = keep_access(&file, path)
         .and_then(|()| file.write_all(text))
         .and_then(|()| file.sync_all())

@@ -21,7 +21,7 @@ use crate::{
         layout::{Family, MapKind},
         services::Scope,
     },
-    evidence::{Evidence, Subject, VipQuery, tables::Tables},
+    evidence::{Evidence, MapRecord, Subject, VipQuery, tables::Tables},
 };
 
 /// What kind of fact it is.
@@ -224,7 +224,7 @@ fn facts(evidence: &Evidence) -> Result<Facts, JudgeError> {
 fn tables(facts: &mut Facts, evidence: &Evidence) -> Result<(), JudgeError> {
     let has = |kind: MapKind| {
         let kinds = evidence.maps.iter().filter(|map| map.problem.is_none());
-        kinds.filter_map(|map| map.kind()).any(|(found, _, _)| found == kind)
+        kinds.filter_map(MapRecord::kind).any(|(found, _, _)| found == kind)
     };
     if !has(MapKind::Services) || !has(MapKind::Backends) {
         return Err(JudgeError::NoServices);
@@ -244,7 +244,8 @@ fn tables(facts: &mut Facts, evidence: &Evidence) -> Result<(), JudgeError> {
         frontend(facts, &one.address.to_string(), &one);
     }
     for family in [Family::V4, Family::V6] {
-        let of_none = tables.backends(family).iter().filter(|one| !used.contains(&(family, one.id)));
+        let of_none =
+            tables.backends(family).iter().filter(|one| !used.contains(&(family, one.id)));
         for one in of_none {
             let address = programmed::backend_address(one, tables.release());
             let what = format!("backend {address} of no frontend");

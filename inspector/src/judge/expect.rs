@@ -5,7 +5,9 @@ use std::{fmt, str::FromStr};
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{FindingId, Grade, Judgement, Outcome, PathVerdict, Served, Severity, cluster::Cluster};
+use super::{
+    FindingId, Grade, Judgement, Outcome, PathVerdict, Served, Severity, cluster::Cluster,
+};
 use crate::cilium::services::Scope;
 
 /// A claim about a VIP.
@@ -202,9 +204,7 @@ impl Expectation {
         };
         match (&self.claim, &self.device) {
             (Claim::Served, None) => together(by_served(cluster.served, &cluster.sentence)),
-            (Claim::NotServed, None) => {
-                together(by_not_served(cluster.served, &cluster.sentence))
-            }
+            (Claim::NotServed, None) => together(by_not_served(cluster.served, &cluster.sentence)),
             (Claim::Announced | Claim::Finding(_), _) => {
                 let of_cluster = match self.claim {
                     Claim::Finding(id) => cluster.findings.iter().any(|one| one.id == id),

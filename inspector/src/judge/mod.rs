@@ -218,7 +218,9 @@ pub enum JudgeError {
     )]
     NoEntries,
     /// Two pieces of evidence answer different questions.
-    #[error("one file is about {one}, the other about {other}: compare files with the same question")]
+    #[error(
+        "one file is about {one}, the other about {other}: compare files with the same question"
+    )]
     Unlike {
         /// What the first is about.
         one: &'static str,

@@ -33,7 +33,7 @@ fn announces(node: &NodeView) -> String {
 
 impl Cluster {
     /// The matrix: node, whether it announces, frontend, path, outcome, served.
-    fn rows(&self) -> Vec<(&NodeView, [String; 6], Served)> {
+    pub(super) fn rows(&self) -> Vec<(&NodeView, [String; 6], Served)> {
         let mut rows = Vec::new();
         for node in &self.nodes {
             let paths = &node.judgement.verdict.paths;

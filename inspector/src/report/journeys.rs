@@ -26,7 +26,7 @@ pub fn tier_name(tier: Tier) -> &'static str {
 }
 
 /// `17 connections in 10.0 s, until the command ended`
-fn heading(observed: &Observation) -> String {
+pub(super) fn heading(observed: &Observation) -> String {
     let stopped = match observed.stopped {
         Stopped::Duration => "",
         Stopped::Count => ", until there were enough",
@@ -42,7 +42,7 @@ fn heading(observed: &Observation) -> String {
 }
 
 /// `tc, tracepoint (not kprobe: …)`
-fn tiers(observed: &Observation) -> String {
+pub(super) fn tiers(observed: &Observation) -> String {
     tiers_text(&observed.tiers)
 }
 
@@ -61,7 +61,7 @@ pub(super) fn tiers_text(tiers: &[TierSummary]) -> String {
 }
 
 /// The journeys to show: one of each sort first.
-fn shown(observed: &Observation, all: bool) -> Vec<&Conclusion> {
+pub(super) fn shown(observed: &Observation, all: bool) -> Vec<&Conclusion> {
     if all {
         return observed.conclusions.iter().collect();
     }
@@ -79,7 +79,7 @@ fn shown(observed: &Observation, all: bool) -> Vec<&Conclusion> {
 }
 
 /// Who talks to whom: `192.168.2.50:47894 > 192.168.2.20:443/TCP`.
-fn ends(one: &Conclusion) -> String {
+pub(super) fn ends(one: &Conclusion) -> String {
     format!("{} > {}", one.client.as_deref().unwrap_or("?"), one.frontend)
 }
 
@@ -165,7 +165,7 @@ fn write_hook_table(
 }
 
 /// `    +18 µs`, `queue lxc1`, `tracepoint`, `>`, `192.168.2.50:47894 > …`
-fn cells(hook: &HookTime) -> [String; 5] {
+pub(super) fn cells(hook: &HookTime) -> [String; 5] {
     let way = match hook.direction {
         Direction::Request => ">",
         Direction::Reply => "<",

@@ -12,9 +12,11 @@ pub mod junit;
 pub mod lb_list;
 mod lint;
 pub mod markdown;
+mod page;
 pub mod picture;
 pub mod service_list;
 pub mod table;
 mod text_table;
+mod timeline;
 
 pub use text_table::TextTable;

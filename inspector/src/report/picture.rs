@@ -7,11 +7,15 @@ use std::fmt::Write as _;
 use crate::judge::{Judgement, Outcome, PathVerdict, Served};
 
 /// The stations of one lane.
-struct Lane {
-    title: String,
-    stations: Vec<String>,
-    neighbour: String,
-    served: Served,
+pub(super) struct Lane {
+    /// Frontend and path.
+    pub title: String,
+    /// From where it comes in to where it ends.
+    pub stations: Vec<String>,
+    /// The neighbour that is looked up.
+    pub neighbour: String,
+    /// Whether the client is served.
+    pub served: Served,
 }
 
 /// Text between tags and in attributes of XML.
@@ -80,7 +84,8 @@ fn lane(judgement: &Judgement, path: &PathVerdict) -> Lane {
     }
 }
 
-fn lanes(judgement: &Judgement) -> Vec<Lane> {
+/// The packet's way on each path.
+pub(super) fn lanes(judgement: &Judgement) -> Vec<Lane> {
     judgement.verdict.paths.iter().map(|path| lane(judgement, path)).collect()
 }
 

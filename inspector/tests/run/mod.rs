@@ -162,6 +162,14 @@ impl Stranger {
         self.folder.path().join(name)
     }
 
+    /// A path of a file that they may read: whoever shares evidence says so before it is saved.
+    pub fn shared(&self, name: &str) -> PathBuf {
+        let path = self.path(name);
+        fs::write(&path, "").expect("a file");
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).expect("chmod");
+        path
+    }
+
     /// A run of `inspect` as this user, without any privilege.
     pub fn inspect(&self, arguments: &[&str]) -> Command {
         assert!(nix::unistd::geteuid().is_root(), "this test needs root, to become another user");
