@@ -499,6 +499,76 @@ fn a_frontend_that_the_agent_does_not_have() {
     absent(&node.vip(&["192.168.2.22"]), "ghost-frontend");
 }
 
+/// What releases of 1.19 write where a Service's VIP is an address of the node.
+#[test]
+fn a_wildcard_entry_of_an_address_of_the_node() {
+    const ID: &str = "wildcard-on-node-address";
+    /// A Service on the node's own address, one with a backend elsewhere, one with pods of this node.
+    const VIPS: [&str; 3] = ["192.168.2.10", "192.168.2.32", "192.168.2.20"];
+    let node = Node::new("v1.21-tcx");
+    let reaches = || {
+        [
+            // The node as a client, of a plain host in the LAN.
+            node.connect(Ns::Node, "tcp", "192.168.2.60", 8080).ok,
+            // Sent on to a backend elsewhere, from the node's address.
+            node.connect(Ns::Client, "tcp", "192.168.2.32", 80).ok,
+            // To a pod of this node.
+            node.connect(Ns::Client, "tcp", "192.168.2.20", 443).ok,
+            // The Service on the node's address.
+            node.connect(Ns::Client, "tcp", "192.168.2.10", 8088).ok,
+        ]
+    };
+    assert_eq!(reaches(), [true; 4]);
+    for vip in VIPS {
+        absent(&node.vip(&[vip]), ID);
+    }
+    let services = node.0.map("cilium_lb4_services_v2").expect("a map");
+    let wildcard = |vip: [u8; 4]| [&vip[..], &[0; 8]].concat();
+    let of_vip = services.lookup(&wildcard([192, 168, 2, 20])).expect("a look-up");
+    let value = of_vip.expect("a VIP that is no address of the node has such an entry");
+    let key = wildcard([192, 168, 2, 10]);
+    assert_eq!(services.lookup(&key).expect("a look-up"), None, "this release writes none");
+    services.update(&key, &value).expect("an update");
+
+    assert_eq!(reaches(), [false, false, true, true], "answers to the node's address are dropped");
+    let seen = "192.168.2.10 is an address of this node on eno1 and has a wildcard entry";
+    found(&node.vip(&["192.168.2.10"]), ID, "error", seen);
+    let ran = node.vip(&["192.168.2.32"]);
+    let elsewhere = "; 192.168.2.32 has a backend elsewhere, 192.168.2.60:8080/TCP";
+    found(&ran, ID, "error", &format!("{seen}{elsewhere}"));
+    assert!(finding(&ran, ID)["meaning"].as_str().expect("text").contains("reason 158"));
+    // Whose backends are all here is not concerned, nor is the other family.
+    absent(&node.vip(&["192.168.2.20"]), ID);
+    absent(&node.vip(&["fd00:2::32"]), ID);
+    // The same from a file, in a claim, and read once for many VIPs.
+    let folder = TempDir::new().expect("a folder");
+    let file = folder.path().join("evidence.json");
+    let file = file.to_str().expect("UTF-8");
+    node.inspect(&["vip", "192.168.2.32", "--save", file]);
+    let claim = format!("finding:{ID}");
+    let ran = finish(&mut inspect(["evidence", "judge", file, "--expect", &claim]));
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let list = folder.path().join("vips.yaml");
+    let lines: Vec<String> = ["finding", "finding", "no-finding"]
+        .iter()
+        .zip(VIPS)
+        .map(|(word, vip)| format!("  - vip: {vip}\n    expect: ['{word}:{ID}']\n"))
+        .collect();
+    fs::write(&list, format!("vips:\n{}", lines.concat())).expect("a file");
+    let ran = node.inspect(&["check", list.to_str().expect("UTF-8")]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+
+    // A VIP that becomes an address of the node, as far as its devices tell.
+    services.delete(&key).expect("a delete");
+    assert_eq!(reaches(), [true; 4]);
+    absent(&node.vip(&["192.168.2.32"]), ID);
+    node.ip(Ns::Node, "addr add 192.168.2.20/32 dev eno1");
+    let seen = "192.168.2.20 is an address of this node on eno1 and has a wildcard entry";
+    found(&node.vip(&["192.168.2.20"]), ID, "error", seen);
+    node.ip(Ns::Node, "addr del 192.168.2.20/32 dev eno1");
+    absent(&node.vip(&["192.168.2.20"]), ID);
+}
+
 #[test]
 fn a_neighbour_entry_that_nothing_looks_up() {
     let node = Node::new("v1.21-tcx");

@@ -28,7 +28,7 @@ use crate::{
         endpoints::Endpoint,
         ipcache::IpcacheKey,
         l2_responder::L2Responder,
-        layout::{Family, MapKind},
+        layout::{Family, Layout, MapKind},
         maglev::{self, Maglev},
         order::HostU32,
         proto::Protocol,
@@ -84,14 +84,16 @@ pub(super) fn look_up<'m>(
         .collect()
 }
 
-/// Leaves of the services maps the entries of these VIPs, if there are any: what follows looks
-/// through them for each VIP.
+/// Leaves of the services maps the entries of these VIPs, if there are any, and those of the node's own
+/// addresses: what follows looks through them for each VIP.
 pub(super) fn narrow(records: &mut [MapRecord], addresses: &BTreeSet<IpAddr>) {
     if addresses.is_empty() {
         return;
     }
+    let own = own_addresses(records);
     let prefixes: BTreeSet<Vec<u8>> = addresses
         .iter()
+        .chain(&own)
         .map(|address| match address {
             IpAddr::V4(address) => address.octets().to_vec(),
             IpAddr::V6(address) => address.octets().to_vec(),
@@ -242,6 +244,21 @@ fn entries_of(
         .filter(move |(key, _)| key.address == address)
 }
 
+/// The node's own addresses, as Cilium knows them.
+fn own_addresses(records: &[MapRecord]) -> BTreeSet<IpAddr> {
+    records
+        .iter()
+        .filter_map(|record| Some((record, record.layout().ok()?)))
+        .filter(|(_, layout)| layout.kind == MapKind::Endpoints)
+        .flat_map(|(record, layout)| {
+            let entries = record.entries.iter();
+            entries.filter_map(|(key, value)| Endpoint::decode(layout, key, value).ok())
+        })
+        .filter(|endpoint| endpoint.flags.is_host())
+        .map(|endpoint| endpoint.address)
+        .collect()
+}
+
 /// Whether the key of a services map begins with this address.
 fn starts_with(key: &[u8], address: IpAddr) -> bool {
     match address {
@@ -303,6 +320,8 @@ struct Wanted {
     ids: BTreeSet<u32>,
     rev_nat: BTreeSet<u16>,
     backend_addresses: BTreeSet<IpAddr>,
+    /// The node's own addresses.
+    own: BTreeSet<IpAddr>,
 }
 
 impl Wanted {
@@ -316,7 +335,13 @@ impl Wanted {
             }
         }
         let backend_addresses = backends(records, &ids).map(|backend| backend.address).collect();
-        Self { address, ids, rev_nat, backend_addresses }
+        Self { address, ids, rev_nat, backend_addresses, own: own_addresses(records) }
+    }
+
+    /// Whether an entry of a services map drops what comes for an address of the node.
+    fn drops_ours(&self, layout: &Layout, key: &[u8]) -> bool {
+        ServiceKey::decode(layout.name, key)
+            .is_ok_and(|key| key.is_wildcard() && self.own.contains(&key.address))
     }
 
     /// The entries that matter. One that cannot be decoded is kept: it may matter.
@@ -325,7 +350,8 @@ impl Wanted {
         let has = |index: u16| self.rev_nat.contains(&index);
         let keep = |key: &[u8], value: &[u8]| -> Option<bool> {
             Some(match layout.kind {
-                MapKind::Services => starts_with(key, self.address),
+                // A wildcard entry of the node's own address hurts other VIPs too.
+                MapKind::Services => starts_with(key, self.address) || self.drops_ours(layout, key),
                 MapKind::Backends => self.ids.contains(&backend_id(key)?),
                 MapKind::ReverseNat => {
                     let entry = ReverseNat::decode(layout, key, value).ok()?;

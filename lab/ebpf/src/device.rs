@@ -173,6 +173,10 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
         return pass::<V6>(ctx, l3);
     };
     let opening = packet::is_opening(ctx, &old, l4);
+    // Services come first, those of the node's own address too: then no answer gets back.
+    if from == From::Outside && is_for_no_frontend::<V6>(&old) {
+        return packet::drop(ctx, Reason::NoService);
+    }
     if !opening && let Some(known) = FLOWS.get_ptr(old) {
         // SAFETY: a found entry is valid while this program runs; it is copied at once.
         let new = unsafe { *known };
@@ -203,6 +207,15 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     }
 }
 
+/// Whether a packet is for an address that has services, and for none of them; a function by itself for
+/// the sake of the stack.
+#[inline(never)]
+fn is_for_no_frontend<const V6: bool>(old: &Tuple) -> bool {
+    let vip = &old.destination;
+    service::is_wildcard::<V6>(vip)
+        && service::find::<V6>(vip, old.destination_port, old.protocol, false).is_none()
+}
+
 #[inline(never)]
 fn neighbour_of<const V6: bool>(ctx: &TcContext, client: &[u32; 4]) -> i32 {
     let Ok(mac) = ctx.load(6) else { return 0 };
@@ -214,7 +227,7 @@ const NO_SERVICE: i32 = -1;
 /// The packet is for the backend that was noted.
 const BALANCED: i32 = -2;
 
-/// Load balancing, in Cilium's order: wildcard, source range, routable, L7, no backends, backend.
+/// Load balancing, in Cilium's order (the wildcard was looked at before): source range, routable, L7, no backends, backend.
 /// What is chosen stands in `new` and `note`; a function by itself, so that its stack is free again
 /// when the connection is noted.
 #[inline(never)]
@@ -222,11 +235,7 @@ fn balance<const V6: bool>(ctx: &TcContext, old: &Tuple, new: &mut Tuple, note: 
     let outside = note.outside;
     let vip = &old.destination;
     let Some(found) = service::find::<V6>(vip, old.destination_port, old.protocol, !outside) else {
-        return if outside && service::is_wildcard::<V6>(vip) {
-            packet::drop(ctx, Reason::NoService)
-        } else {
-            NO_SERVICE
-        };
+        return NO_SERVICE;
     };
     if outside && !service::admits::<V6>(&found.service, &old.source) {
         return packet::drop(ctx, Reason::NotInSourceRange);

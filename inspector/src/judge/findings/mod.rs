@@ -12,7 +12,7 @@ use super::{
     Outcome, PathVerdict, Served,
     attached::Facts,
     programmed::{
-        AGENT_TIMEOUT_S, Programmed, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy,
+        AGENT_TIMEOUT_S, Location, Programmed, ProgrammedBackend, ProgrammedFrontend, TrafficPolicy,
     },
 };
 use crate::{
@@ -97,6 +97,8 @@ finding_ids! {
     BackendNotOnItsNode = "backend-not-on-its-node", Error;
     /// Nodes have the Service in different states (several nodes).
     NodesDiffer = "nodes-differ", Warning;
+    /// A wildcard entry drops what comes for an address of this node.
+    WildcardOnNodeAddress = "wildcard-on-node-address", Error;
     /// The reverse NAT entry is missing or restores something else.
     ReverseNatMissing = "reverse-nat-missing", Error;
     /// Source ranges are checked and let nobody through.
@@ -299,6 +301,7 @@ pub(super) fn find(
     }
     scopes_differ(&mut findings, programmed);
     announcement(&mut findings, tables, programmed, query);
+    wildcard_on_node_address(&mut findings, evidence, tables, programmed, query);
     maps(&mut findings, evidence, tables);
     paths::find(&mut findings, evidence, programmed, query, paths, facts);
     notes(&mut findings, programmed, query, paths);
@@ -373,6 +376,59 @@ fn absent(findings: &mut Findings, tables: &Tables, programmed: &Programmed, que
         meaning,
         next,
     );
+}
+
+/// A wildcard entry (Cilium 1.19 and later) of an address that is the node's own. It drops what arrives
+/// on a device for that address and is for no frontend: answers to connections of the node's own, and
+/// answers of backends elsewhere, to which packets are sent on from that address. It concerns the VIP
+/// that it is of, and every VIP with a backend elsewhere.
+fn wildcard_on_node_address(
+    findings: &mut Findings,
+    evidence: &Evidence,
+    tables: &Tables,
+    programmed: &Programmed,
+    query: &VipQuery,
+) {
+    let links = || evidence.network.iter().flat_map(|network| &network.links);
+    let sent_on = programmed
+        .frontends
+        .iter()
+        .flat_map(|frontend| &frontend.backends)
+        .filter(|backend| backend.selectable)
+        .find(|backend| matches!(backend.location, Location::Remote { .. }))
+        .and_then(|backend| backend.address.as_deref());
+    for frontend in tables.frontends() {
+        let address = frontend.key.address;
+        if !frontend.key.is_wildcard() || address.is_ipv4() != query.address.is_ipv4() {
+            continue;
+        }
+        let text = address.to_string();
+        let device = links().find(|link| {
+            link.addresses.iter().any(|one| one.split('/').next() == Some(text.as_str()))
+        });
+        let known = tables.endpoints.get(&address).is_some_and(|one| one.flags.is_host());
+        if device.is_none() && !known {
+            continue;
+        }
+        let whose = match (address == query.address, sent_on) {
+            (true, _) => String::new(),
+            (false, Some(backend)) => format!("; {query} has a backend elsewhere, {backend}"),
+            (false, None) => continue,
+        };
+        let on = device.map_or_else(String::new, |link| format!(" on {}", link.name));
+        findings.add(
+            FindingId::WildcardOnNodeAddress,
+            None,
+            format!("{address} is an address of this node{on} and has a wildcard entry{whose}"),
+            "what arrives on a device for this address and is for no frontend is dropped in BPF (drop \
+             reason 158, Service backend not found): answers to connections of the node's own, \
+             answers of backends elsewhere, to which clients' packets are sent on from this address, \
+             and what is meant for the node's own servers",
+            "give the Service an address that no node has, or a loadBalancerClass that is not Cilium's; \
+             later patch releases of 1.19 remove the entry by themselves when the address is a \
+             node's: update Cilium",
+        );
+    }
 }
 
 /// Whether the IP cache knows no more of an address than that it is outside of the cluster.
