@@ -8,11 +8,9 @@ mod node;
 mod run;
 
 use std::{
-    ffi::CString,
     fs,
     io::Write,
     net::Ipv4Addr,
-    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::Stdio,
 };
@@ -25,7 +23,7 @@ use inspector::{
     evidence::file::Document,
     judge::{cluster, diff},
 };
-use inspector_lab::{Capture, Ns, evidence::evidence};
+use inspector_lab::{Capture, Lab, Ns, evidence::evidence};
 use node::Node;
 use run::{Ran, inspect, run};
 use serde_json::Value;
@@ -33,8 +31,6 @@ use tempfile::TempDir;
 
 const VIP: &str = "192.168.2.22";
 const TCP: (u16, Protocol) = (25565, Protocol::TCP);
-/// Last bytes of the nodes' addresses in the LAN.
-const ADDRESSES: [u8; 3] = [10, 11, 12];
 
 fn key(vip: &str, place: (u16, Protocol), scope: Scope, slot: u16) -> [u8; 12] {
     let address = vip.parse().expect("an address");
@@ -131,25 +127,9 @@ impl Cluster {
     /// Three nodes of the same Cilium, their switches joined, of which the first announces the VIP
     /// and the second has its backend.
     fn new() -> Self {
-        let nodes: Vec<Node> = ADDRESSES.iter().map(|_| Node::new("v1.21-tcx")).collect();
-        for (index, node) in nodes.iter().enumerate().skip(1) {
-            let own = ADDRESSES[index];
-            node.ip(Ns::Node, &format!("addr add 192.168.2.{own}/24 dev eno1"));
-            node.ip(Ns::Node, "addr del 192.168.2.10/24 dev eno1");
-            // Deleting the first address of a network deletes the others of it.
-            node.ip(Ns::Node, &format!("addr replace 192.168.2.{own}/24 dev eno1"));
-            // The clients are there once.
-            for host in ["client", "host60"] {
-                node.ip(Ns::Lan, &format!("link set {host} down"));
-            }
-            let first = &nodes[0].0;
-            let there = first.netns(Ns::Lan).expect("the switch");
-            let there = there.file_name().expect("a name").to_str().expect("UTF-8").to_owned();
-            let far = format!("cross{index}");
-            node.ip(Ns::Lan, &format!("link add cross type veth peer name {far} netns {there}"));
-            node.ip(Ns::Lan, "link set cross master lan0 up");
-            nodes[0].ip(Ns::Lan, &format!("link set {far} master lan0 up"));
-        }
+        let labs = Lab::builder().project("v1.21-tcx").datapath(true).up_cluster(3);
+        let labs = labs.expect("labs (this test needs root, bpf(2), a cgroup2 mount, TUN devices)");
+        let nodes: Vec<Node> = labs.into_iter().map(Node).collect();
         for (index, node) in nodes.iter().enumerate() {
             make_local(node, index == 1);
             announce(node, index == 0);
@@ -166,7 +146,7 @@ impl Cluster {
         let mut files = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
             let file = self.path(&format!("{moment}-n{}.json", index + 1));
-            let ran = named(node, index, &["vip", VIP, "--save", file.to_str().expect("UTF-8")]);
+            let ran = node.inspect(&["vip", VIP, "--save", file.to_str().expect("UTF-8")]);
             assert!(ran.code.is_some_and(|code| code < 2), "{ran:?}");
             files.push(file);
         }
@@ -179,26 +159,6 @@ impl Cluster {
         self.nodes[1].0.set_agent_alive().expect("a sign of life");
         self.nodes[0].connect(Ns::Client, "tcp", VIP, 25565).ok
     }
-}
-
-/// Runs `inspect` on a node that is called `n1`, `n2`, ….
-fn named(node: &Node, index: usize, arguments: &[&str]) -> Ran {
-    node.0.set_agent_alive().expect("a sign of life");
-    let name = CString::new(format!("n{}", index + 1)).expect("a name");
-    let alone = || {
-        let mut command = inspect(arguments);
-        let name = name.clone();
-        let rename = move || {
-            nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWUTS)?;
-            // SAFETY: the name is a string of this length, and outlives the call.
-            let done = unsafe { libc::sethostname(name.as_ptr(), name.as_bytes().len()) };
-            if done == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-        };
-        // SAFETY: the closure makes two system calls and allocates nothing.
-        unsafe { command.pre_exec(rename) };
-        run(node.0.exec_in(Ns::Node, &mut command).expect("the node"))
-    };
-    node.0.run_alone(None, alone).expect("mounts of its own")
 }
 
 fn merge(files: &[PathBuf], arguments: &[&str]) -> Ran {
@@ -244,8 +204,8 @@ fn the_two_node_story_from_three_nodes_in_one_command() {
         }
     }
     let mut stream = String::new();
-    for (index, node) in cluster.nodes.iter().enumerate() {
-        let ran = named(node, index, &["vip", VIP, "-o", "evidence"]);
+    for node in &cluster.nodes {
+        let ran = node.inspect(&["vip", VIP, "-o", "evidence"]);
         assert_eq!(ran.out.lines().count(), 1, "one line for each node");
         stream += &ran.out;
     }
@@ -498,7 +458,7 @@ fn no_announcer_two_of_them_and_a_backend_that_its_node_does_not_know() {
     entry_key.extend([0; 12]);
     let mut value = vec![0; 24];
     value[..4].copy_from_slice(&1234_u32.to_ne_bytes());
-    value[4..8].copy_from_slice(&[192, 168, 2, ADDRESSES[1]]);
+    value[4..8].copy_from_slice(&[192, 168, 2, 11]);
     ipcache.update(&entry_key, &value).expect("an update");
     let merged = merge(&cluster.collect("lost"), &["-o", "json"]).json();
     let findings = merged["findings"].as_array().expect("findings");

@@ -30,11 +30,8 @@ pub fn run() -> Result<()> {
     ensure()?;
     cargo_deny()?;
     netfilter()?;
-<<<<<<< HEAD
     deploy::ensure()?;
-=======
     browser()?;
->>>>>>> 700adb1 (Pages: journeys as timelines, several nodes on one page, and a browser that looks at them)
     virtual_machines()?;
     eprintln!("set-up complete after {:.1} s", start.elapsed().as_secs_f64());
     Ok(())

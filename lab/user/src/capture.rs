@@ -477,6 +477,11 @@ impl Capture {
         self.maps.values()
     }
 
+    /// Every map, to be changed.
+    pub(crate) fn maps_mut(&mut self) -> impl Iterator<Item = &mut CapturedMap> {
+        self.maps.values_mut()
+    }
+
     /// The map that was pinned as `name`.
     #[must_use]
     pub fn map(&self, name: &str) -> Option<&CapturedMap> {

@@ -8,12 +8,12 @@ use std::{
     sync::atomic::{AtomicU32, Ordering},
 };
 
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::{
     bpf,
     capture::{self, Capture, CaptureError, MapSpec},
-    cgroup,
+    cgroup, cluster,
     datapath::{self, Datapath, DatapathError, Xdp},
     maps::{self, MapError, MapHandle},
     netns::{self, Ns},
@@ -66,7 +66,7 @@ pub enum LabError {
 }
 
 /// What a lab is to be made of.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Builder {
     capture: Option<Source>,
     only: Option<Vec<String>>,
@@ -76,9 +76,11 @@ pub struct Builder {
     datapath: bool,
     xdp: Vec<(String, Xdp)>,
     wireguard: bool,
+    /// Which node of a cluster it is, from 1; 0 if it is of none.
+    number: u8,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 enum Source {
     Path(PathBuf),
     Read(Capture),
@@ -160,6 +162,33 @@ impl Builder {
         self
     }
 
+    /// Makes as many labs, each a node of one cluster (see [`crate::cluster`]), and joins their LANs. They
+    /// are called `NAME-n1`, `NAME-n2`, …, and their commands see the host names `n1`, `n2`, …. A
+    /// cluster has a network.
+    ///
+    /// If it fails, panics or is interrupted by a signal, nothing is left behind.
+    ///
+    /// # Errors
+    /// [`LabError`].
+    pub fn up_cluster(mut self, nodes: u8) -> Result<Vec<Lab>, LabError> {
+        if !(2..=cluster::MOST).contains(&nodes) {
+            return Err(StateError::Nodes { number: nodes, most: cluster::MOST }.into());
+        }
+        self.network = true;
+        let mut labs: Vec<Lab> = Vec::new();
+        for number in 1..=nodes {
+            let mut builder = self.clone();
+            builder.number = number;
+            builder.name = self.name.as_ref().map(|name| cluster::lab_name(name, number));
+            labs.push(builder.up()?);
+            if let [first, .., this] = labs.as_slice() {
+                let _step = signals::step();
+                network::join(first.name(), this.name(), number)?;
+            }
+        }
+        Ok(labs)
+    }
+
     /// Makes the lab. With a living agent, its liveness entry is fresh when this returns.
     ///
     /// If it fails, panics or is interrupted by a signal, nothing is left behind.
@@ -175,8 +204,11 @@ impl Builder {
         // Before `only`, which may drop the map that says where the pods are.
         let network = self.network || self.datapath;
         let mut plan = if network { Some(Plan::of(capture.as_ref())?) } else { None };
-        if let Some(plan) = plan.as_mut().filter(|_| self.wireguard) {
-            plan.use_wireguard();
+        if let Some(plan) = &mut plan {
+            if self.wireguard {
+                plan.use_wireguard();
+            }
+            cluster::renumber(self.number, plan, capture.as_mut());
         }
         let mut datapath = match &capture {
             Some(capture) if self.datapath => Datapath::of(capture)?,
@@ -196,6 +228,9 @@ impl Builder {
         signals::watch().map_err(state::call("catching", "signals"))?;
 
         let mut lab = Lab::claim(self.name, self.agent, capture.as_ref().map(Capture::path))?;
+        if self.number > 0 {
+            lab.record.host_name = Some(cluster::host_name(self.number));
+        }
         // From here on, every way out drops the lab and so removes it.
         {
             let _step = signals::step();
@@ -293,6 +328,7 @@ impl Lab {
             agent,
             netns: None,
             cgroup: None,
+            host_name: None,
             maker: Process::now(pid).unwrap_or(Process { pid, start: 0 }),
             complete: false,
         };
@@ -537,10 +573,18 @@ fn enter<'a>(
 ) -> Result<&'a mut Command, LabError> {
     let namespace = state::open_file(&netns_of(&record.name, place)?)?;
     let entrance = cgroup.map(cgroup::entrance).transpose()?;
+    let host_name = record.host_name.clone();
     command.env("INSPECT_BPFFS", &record.bpffs);
-    // SAFETY: between fork and exec the closure makes two system calls and allocates nothing.
+    // SAFETY: between fork and exec the closure makes a few system calls and allocates nothing.
     Ok(unsafe {
         command.pre_exec(move || {
+            if let Some(name) = &host_name {
+                unshare(CloneFlags::CLONE_NEWUTS).map_err(io::Error::from)?;
+                // The name is a string of this length, and outlives the call.
+                if libc::sethostname(name.as_ptr().cast(), name.len()) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
             if let Some(entrance) = &entrance {
                 // The process that writes it is meant by a zero.
                 nix::unistd::write(entrance, b"0")?;

@@ -20,6 +20,7 @@ pub mod bpf;
 pub mod capture;
 pub mod cgroup;
 mod child;
+pub mod cluster;
 pub mod datapath;
 pub mod evidence;
 mod filter;

@@ -175,15 +175,11 @@ fn fill(plan: &Plan, namespaces: &BTreeMap<Ns, OwnedFd>) -> Result<(), NetworkEr
 
     in_namespace(lan, async |handle| {
         for port in ["node", "client", "host60"] {
-            let index = match index_of(port) {
-                Ok(index) => index,
-                // A node without a device in the LAN.
-                Err(_) if port == "node" => continue,
-                Err(error) => return Err(error),
-            };
-            let message = LinkUnspec::new_with_index(index).controller(SWITCH_INDEX).up().build();
-            let what = format!("connecting {port} to the switch");
-            handle.link().set(message).execute().await.map_err(netlink(what))?;
+            // A node without a device in the LAN.
+            if port == "node" && index_of(port).is_err() {
+                continue;
+            }
+            plug(&handle, port).await?;
         }
         Ok(())
     })?;
@@ -291,6 +287,35 @@ pub fn route_by_node(name: &str, addresses: &[IpAddr]) -> Result<(), NetworkErro
         }
         Ok(())
     })
+}
+
+/// Joins the LAN of the lab `other` to that of the lab `first`, whose hosts the LAN has from then on;
+/// `number` is that of the node that comes with it.
+///
+/// # Errors
+/// [`NetworkError`].
+pub fn join(first: &str, other: &str, number: u8) -> Result<(), NetworkError> {
+    let far = crate::state::open_file(&netns::path(first, Ns::Lan))?;
+    let near = crate::state::open_file(&netns::path(other, Ns::Lan))?;
+    let port = format!("node{number}");
+    in_namespace(&near, async |handle| {
+        for host in ["client", "host60"] {
+            let message = LinkUnspec::new_with_index(index_of(host)?).down().build();
+            let what = format!("unplugging {host}");
+            handle.link().set(message).execute().await.map_err(netlink(what))?;
+        }
+        let end = LinkUnspec::new_with_name(&port).setns_by_fd(far.as_raw_fd());
+        add(&handle, veth("cross", |near| near, end), "cross").await?;
+        plug(&handle, "cross").await
+    })?;
+    in_namespace(&far, async |handle| plug(&handle, &port).await)
+}
+
+/// Connects a device to the switch.
+async fn plug(handle: &Handle, port: &str) -> Result<(), NetworkError> {
+    let message = LinkUnspec::new_with_index(index_of(port)?).controller(SWITCH_INDEX).up().build();
+    let what = format!("connecting {port} to the switch");
+    handle.link().set(message).execute().await.map_err(netlink(what))
 }
 
 /// Makes the hosts of the LAN finish the checksums of what they send. Between veth devices that is

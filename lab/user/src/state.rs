@@ -72,6 +72,14 @@ pub enum StateError {
         /// ` (PID)`, where known.
         owner: String,
     },
+    /// More nodes than fit.
+    #[error("a cluster has 2 to {most} nodes, not {number}")]
+    Nodes {
+        /// How many were asked for.
+        number: u8,
+        /// How many there can be.
+        most: u8,
+    },
     /// There is no such lab.
     #[error("no lab named {name} is up")]
     NotUp {
@@ -168,6 +176,9 @@ pub struct Record {
     /// The cgroup whose sockets are load-balanced, where the lab has such programs.
     #[serde(default)]
     pub cgroup: Option<PathBuf>,
+    /// The host name that commands in the lab see, where it is a node of a cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_name: Option<String>,
     /// The process that made the lab.
     pub maker: Process,
     /// Whether the making came to its end.

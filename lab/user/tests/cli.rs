@@ -335,3 +335,67 @@ fn what_a_killed_up_leaves_can_be_removed() {
     }
     assert!(half_made >= 2, "only {half_made} of 8 were killed in the middle");
 }
+
+/// Three nodes on one LAN: told apart by address, MAC address, maps and host name, in reach of each
+/// other, and gone with one command.
+#[test]
+fn a_cluster_is_several_labs_on_one_lan() {
+    let cluster = name("cluster");
+    let lines = succeeds(&["up", "--name", &cluster, "--nodes", "3"]);
+    struct Gone(String);
+    impl Drop for Gone {
+        fn drop(&mut self) {
+            run(&["down", "--name", &self.0]);
+        }
+    }
+    let _gone = Gone(cluster.clone());
+    let records: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    let names: Vec<String> = (1..=3).map(|number| format!("{cluster}-n{number}")).collect();
+    assert_eq!(records.len(), 3, "{lines}");
+    for (index, (record, node)) in records.iter().zip(&names).enumerate() {
+        assert_eq!(record["name"], **node);
+        let at = |place: &str, command: &[&str]| {
+            succeeds(&[&["exec", "--name", node, "--in", place, "--"], command].concat())
+        };
+        assert_eq!(at("node", &["uname", "-n"]).trim(), format!("n{}", index + 1));
+        let address = format!("192.168.2.{}", 10 + index);
+        let all = at("node", &["ip", "-o", "addr", "show", "dev", "eno1"]);
+        assert!(all.contains(&format!("inet {address}/24")), "{all}");
+        assert!(all.contains(&format!("inet6 fd00:2::{}/64", 10 + index)), "{all}");
+        let link = at("node", &["ip", "-o", "link", "show", "dev", "eno1"]);
+        assert!(link.contains(&format!("02:00:00:00:02:{:02x}", 10 + index)), "{link}");
+        // NodePort frontends are at the node's own address, and at no other node's.
+        let bpffs = PathBuf::from(record["bpffs"].as_str().expect("a path"));
+        let services = maps::globals(&bpffs).join("cilium_lb4_services_v2");
+        let services = MapHandle::open(&services).expect("a map").entries().expect("entries");
+        let of = |last: u8| {
+            services.iter().filter(|entry| entry.key[..4] == [192, 168, 2, last]).count()
+        };
+        for (other, last) in (10..13).enumerate() {
+            assert_eq!(of(last) > 0, other == index, "{node}: {last}");
+        }
+        // Every other node answers for its address.
+        for other in (10..13).filter(|last| usize::from(*last - 10_u8) != index) {
+            let other = format!("192.168.2.{other}");
+            let script =
+                format!("(: < /dev/tcp/{other}/9) 2>&1 | grep -m 1 -o 'Connection refused'");
+            let answer = at("node", &["timeout", "5", "bash", "-c", &script]);
+            assert_eq!(answer.trim(), "Connection refused", "to {other}");
+        }
+    }
+    // The hosts of the LAN are those of the first node.
+    let carrier = |node: &str| {
+        let arguments =
+            ["exec", "--name", node, "--in", "client", "--", "ip", "-o", "link", "show", "eth0"];
+        succeeds(&arguments).contains("LOWER_UP")
+    };
+    assert!(carrier(&names[0]) && !carrier(&names[1]) && !carrier(&names[2]));
+
+    assert!(fails(&["up", "--name", &cluster, "--nodes", "1"], 2).contains("2 to 9 nodes, not 1"));
+    succeeds(&["down", "--name", &cluster]);
+    for node in &names {
+        assert_eq!(traces(node), [""; 0]);
+    }
+    assert!(fails(&["down", "--name", &cluster], 2).contains("no lab named"));
+}

@@ -3,11 +3,11 @@
 use std::process::ExitCode;
 
 use clap::Args;
-use inspector_lab::{StateError, state};
+use inspector_lab::{StateError, cluster, state};
 
 #[derive(Debug, Args)]
 pub struct Down {
-    /// Name of the lab
+    /// Name of the lab, or of a cluster
     #[arg(long, default_value = super::DEFAULT_NAME)]
     name: String,
 
@@ -19,22 +19,34 @@ pub struct Down {
 impl Down {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         if !self.all {
-            state::down(&self.name)?;
-            return Ok(ExitCode::SUCCESS);
+            let nodes = cluster::nodes_of(&self.name, &state::list()?);
+            match state::down(&self.name) {
+                Err(StateError::NotUp { .. }) if !nodes.is_empty() => {}
+                result => {
+                    result?;
+                    return Ok(ExitCode::SUCCESS);
+                }
+            }
+            return down(nodes);
         }
         state::check_root()?;
-        let mut problem = None;
-        for name in state::list()? {
-            match state::down(&name) {
-                // Removed by someone else in the meantime.
-                Ok(()) | Err(StateError::NotUp { .. }) => {}
-                Err(error @ StateError::Owned { .. }) => eprintln!("left alone: {error}"),
-                Err(error) => problem = Some(error),
-            }
+        down(state::list()?)
+    }
+}
+
+/// Removes several labs, those that nobody owns.
+fn down(names: Vec<String>) -> anyhow::Result<ExitCode> {
+    let mut problem = None;
+    for name in names {
+        match state::down(&name) {
+            // Removed by someone else in the meantime.
+            Ok(()) | Err(StateError::NotUp { .. }) => {}
+            Err(error @ StateError::Owned { .. }) => eprintln!("left alone: {error}"),
+            Err(error) => problem = Some(error),
         }
-        match problem {
-            Some(error) => Err(error.into()),
-            None => Ok(ExitCode::SUCCESS),
-        }
+    }
+    match problem {
+        Some(error) => Err(error.into()),
+        None => Ok(ExitCode::SUCCESS),
     }
 }

@@ -32,6 +32,11 @@ pub struct Up {
     #[arg(long)]
     no_network: bool,
 
+    /// Make a cluster of as many nodes on one LAN: the labs NAME-n1, NAME-n2, …, each with maps,
+    /// programs and an announcer of its own; prints one line for each
+    #[arg(long, value_name = "NUMBER", conflicts_with = "no_network")]
+    nodes: Option<u8>,
+
     /// Attach no programs, and start no servers where the capture has backends
     #[arg(long)]
     no_datapath: bool,
@@ -52,7 +57,7 @@ impl Up {
         if let Some(base) = &self.over {
             capture = capture.over(Capture::open(find(base))?);
         }
-        let lab = Lab::builder()
+        let builder = Lab::builder()
             .captured(capture)
             .name(self.name)
             .network(!self.no_network)
@@ -60,12 +65,19 @@ impl Up {
             .agent(match self.agent {
                 Life::Alive => Agent::Alive,
                 Life::Dead => Agent::Dead,
-            })
-            .up()?;
-        // Before the lab is left up: whoever cannot be told of it has no lab.
-        let line = serde_json::to_string(lab.record())?;
-        writeln!(io::stdout(), "{line}")?;
-        lab.detach()?;
+            });
+        let labs = match self.nodes {
+            Some(nodes) => builder.up_cluster(nodes)?,
+            None => vec![builder.up()?],
+        };
+        // Before the labs are left up: whoever cannot be told of them has none.
+        for lab in &labs {
+            let line = serde_json::to_string(lab.record())?;
+            writeln!(io::stdout(), "{line}")?;
+        }
+        for lab in labs {
+            lab.detach()?;
+        }
         Ok(ExitCode::SUCCESS)
     }
 }
