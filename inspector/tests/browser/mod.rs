@@ -1,7 +1,7 @@
 //! A real browser without a window, in a network namespace without a network: it loads a page as a
 //! device of some width would, and says how it was laid out, what it wanted to load and how it looks.
 //!
-//! It is Chromium, spoken to in its DevTools protocol over a pair of pipes (file descriptors 3 and 4,
+//! It is Chromium, spoken to in its `DevTools` protocol over a pair of pipes (file descriptors 3 and 4,
 //! messages end in a zero byte).
 
 #![allow(dead_code, reason = "each test binary uses its part")]
@@ -133,7 +133,7 @@ pub struct Browser {
     last: u64,
     /// Messages that nobody has asked for, in their order.
     events: Vec<Value>,
-    _folder: TempDir,
+    folder: TempDir,
 }
 
 impl Browser {
@@ -165,21 +165,21 @@ impl Browser {
         let mut child = command.spawn().expect("sh (this test needs root)");
         let input = child.stdin.take().expect("a pipe");
         let output = BufReader::new(child.stdout.take().expect("a pipe"));
-        Self { child, input, output, last: 0, events: Vec::new(), _folder: folder }
+        Self { child, input, output, last: 0, events: Vec::new(), folder }
     }
 
     fn read(&mut self) -> Value {
         let mut message = Vec::new();
         self.output.read_until(0, &mut message).expect("the browser");
         if message.pop().is_none() {
-            let log = fs::read_to_string(self._folder.path().join("log")).unwrap_or_default();
+            let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
             panic!("the browser ended: {log}");
         }
         serde_json::from_slice(&message).expect("JSON")
     }
 
     /// Calls a method and waits for what it returns.
-    fn call(&mut self, session: Option<&str>, method: &str, params: Value) -> Value {
+    fn call(&mut self, session: Option<&str>, method: &str, params: &Value) -> Value {
         self.last += 1;
         let id = self.last;
         let mut message = json!({ "id": id, "method": method, "params": params });
@@ -210,14 +210,14 @@ impl Browser {
     /// Opens a file as a device of this size would, evaluates `script` in it and takes a picture.
     pub fn look(&mut self, file: &Path, size: (u32, u32), scheme: Scheme, script: &str) -> Look {
         self.events.clear();
-        let target = self.call(None, "Target.createTarget", json!({ "url": "about:blank" }));
+        let target = self.call(None, "Target.createTarget", &json!({ "url": "about:blank" }));
         let target = target["targetId"].clone();
         let attach = json!({ "targetId": target, "flatten": true });
-        let session = self.call(None, "Target.attachToTarget", attach);
+        let session = self.call(None, "Target.attachToTarget", &attach);
         let session = session["sessionId"].as_str().expect("a session").to_owned();
         let session = Some(session.as_str());
         for domain in ["Page", "Network", "Log", "Runtime"] {
-            self.call(session, &format!("{domain}.enable"), json!({}));
+            self.call(session, &format!("{domain}.enable"), &json!({}));
         }
         let (width, height) = size;
         let metrics = json!({
@@ -226,19 +226,19 @@ impl Browser {
             "deviceScaleFactor": 1,
             "mobile": width < 600,
         });
-        self.call(session, "Emulation.setDeviceMetricsOverride", metrics);
+        self.call(session, "Emulation.setDeviceMetricsOverride", &metrics);
         let feature = json!([{ "name": "prefers-color-scheme", "value": scheme.name() }]);
-        self.call(session, "Emulation.setEmulatedMedia", json!({ "features": feature }));
+        self.call(session, "Emulation.setEmulatedMedia", &json!({ "features": feature }));
         let url = format!("file://{}", file.display());
-        let loaded = self.call(session, "Page.navigate", json!({ "url": url }));
+        let loaded = self.call(session, "Page.navigate", &json!({ "url": url }));
         assert!(loaded["errorText"].is_null(), "{loaded}");
         self.wait("Page.loadEventFired");
         let measured = json!({ "expression": script, "returnByValue": true });
-        let measured = self.call(session, "Runtime.evaluate", measured);
+        let measured = self.call(session, "Runtime.evaluate", &measured);
         assert!(measured["exceptionDetails"].is_null(), "{measured}");
         let shot = json!({ "format": "png", "captureBeyondViewport": true });
-        let shot = self.call(session, "Page.captureScreenshot", shot);
-        self.call(None, "Target.closeTarget", json!({ "targetId": target }));
+        let shot = self.call(session, "Page.captureScreenshot", &shot);
+        self.call(None, "Target.closeTarget", &json!({ "targetId": target }));
         let events = std::mem::take(&mut self.events);
         let of = |method: &str, pointer: &str| -> Vec<String> {
             events

@@ -174,7 +174,7 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     };
     let opening = packet::is_opening(ctx, &old, l4);
     // Services come first, those of the node's own address too: then no answer gets back.
-    if from == From::Outside && is_for_no_frontend::<V6>(&old) {
+    if from == From::Outside && service::is_for_none::<V6>(&old) {
         return packet::drop(ctx, Reason::NoService);
     }
     if !opening && let Some(known) = FLOWS.get_ptr(old) {
@@ -205,15 +205,6 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
         }
         action => action,
     }
-}
-
-/// Whether a packet is for an address that has services, and for none of them; a function by itself for
-/// the sake of the stack.
-#[inline(never)]
-fn is_for_no_frontend<const V6: bool>(old: &Tuple) -> bool {
-    let vip = &old.destination;
-    service::is_wildcard::<V6>(vip)
-        && service::find::<V6>(vip, old.destination_port, old.protocol, false).is_none()
 }
 
 #[inline(never)]

@@ -91,9 +91,17 @@ pub fn find<const V6: bool>(
     Some(found)
 }
 
+/// Whether a packet from outside is for an address whose services take none of it, and is to be dropped;
+/// a function by itself for the sake of the stack.
+#[inline(never)]
+pub fn is_for_none<const V6: bool>(old: &Tuple) -> bool {
+    let vip = &old.destination;
+    is_wildcard::<V6>(vip) && find::<V6>(vip, old.destination_port, old.protocol, false).is_none()
+}
+
 /// Whether everything to this address that no service takes is to be dropped.
 #[inline(always)]
-pub fn is_wildcard<const V6: bool>(address: &[u32; 4]) -> bool {
+fn is_wildcard<const V6: bool>(address: &[u32; 4]) -> bool {
     entry::<V6>(address, 0, 0, 0, 0).is_some()
 }
 

@@ -101,6 +101,9 @@ fn handle<const V6: bool>(ctx: &XdpContext) -> u32 {
     let Some((old, l4)) = parse::<V6>(ctx) else { return PASS };
     // SYN without ACK.
     let opening = old.protocol == TCP && load::<u8>(ctx, l4 + 13).unwrap_or(0) & 0x12 == 2;
+    if service::is_for_none::<V6>(&old) {
+        return drop(ctx, Reason::NoService);
+    }
     if !opening && let Some(known) = FLOWS.get_ptr(old) {
         // SAFETY: a found entry is valid while this program runs; it is copied at once.
         let new = unsafe { *known };
@@ -138,8 +141,7 @@ fn drop(ctx: &XdpContext, reason: Reason) -> u32 {
 fn balance<const V6: bool>(ctx: &XdpContext, old: &Tuple, new: &mut Tuple, note: &mut Note) -> u32 {
     let (vip, port) = (&old.destination, old.destination_port);
     let Some(found) = service::find::<V6>(vip, port, old.protocol, false) else {
-        let wildcard = service::is_wildcard::<V6>(vip);
-        return if wildcard { drop(ctx, Reason::NoService) } else { PASS };
+        return PASS;
     };
     if !service::admits::<V6>(&found.service, &old.source) {
         return drop(ctx, Reason::NotInSourceRange);

@@ -342,13 +342,7 @@ fn what_a_killed_up_leaves_can_be_removed() {
 fn a_cluster_is_several_labs_on_one_lan() {
     let cluster = name("cluster");
     let lines = succeeds(&["up", "--name", &cluster, "--nodes", "3"]);
-    struct Gone(String);
-    impl Drop for Gone {
-        fn drop(&mut self) {
-            run(&["down", "--name", &self.0]);
-        }
-    }
-    let _gone = Gone(cluster.clone());
+    let _up = Up(cluster.clone());
     let records: Vec<Value> =
         lines.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
     let names: Vec<String> = (1..=3).map(|number| format!("{cluster}-n{number}")).collect();
