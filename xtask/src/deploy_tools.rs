@@ -3,7 +3,10 @@
 //! This file is compiled into `xtask`, which fetches these things, and into the tests of
 //! `deploy/check`, which use them.
 
-use std::path::PathBuf;
+use std::env;
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use super::toolchain;
 
@@ -61,4 +64,34 @@ pub const PROGRAMS: [&str; 2] = ["jq", "shellcheck"];
 /// The folder in which set-up has unpacked these, where the system lacks one.
 pub fn programs() -> Option<PathBuf> {
     Some(toolchain::tools_dir()?.join("deploy-programs"))
+}
+
+/// Debian packages with the programs that fetch and run the others, for systems that have them not:
+/// Node.js with npm, and Python with pip.
+pub const RUNNERS: [(&str, &str); 2] = [("npm", "npm"), ("python3-pip", "pip3")];
+
+/// The folder in which set-up has unpacked these, where the system lacks one.
+pub fn runners() -> Option<PathBuf> {
+    Some(toolchain::tools_dir()?.join("deploy-runners"))
+}
+
+/// A command that finds what set-up has unpacked of [`RUNNERS`] behind what the system has.
+pub fn command(program: &str) -> Command {
+    let mut command = Command::new(program);
+    let Some(root) = runners().filter(|root| root.is_dir()) else { return command };
+    let mut behind = |name: &str, folders: Vec<PathBuf>| {
+        let there = env::var_os(name).filter(|value| !value.is_empty());
+        let there: Vec<PathBuf> =
+            there.iter().flat_map(|value: &OsString| env::split_paths(value)).collect();
+        // A folder with a colon in its name can be in no such list.
+        if let Ok(all) = env::join_paths(there.into_iter().chain(folders)) {
+            command.env(name, all);
+        }
+    };
+    let libraries = Path::new("usr/lib").join(format!("{}-linux-gnu", env::consts::ARCH));
+    behind("PATH", vec![root.join("usr/bin")]);
+    behind("LD_LIBRARY_PATH", vec![root.join(&libraries)]);
+    behind("NODE_PATH", vec![root.join("usr/share/nodejs"), root.join(libraries).join("nodejs")]);
+    behind("PYTHONPATH", vec![root.join("usr/lib/python3/dist-packages")]);
+    command
 }

