@@ -5,6 +5,8 @@
 //! allocated, no length in the packet is believed before it is compared. It reads as little as it
 //! can: most packets do not matter.
 
+use core::hint::black_box;
+
 use crate::observe::{Address, Endpoint, HEADER_BYTES, role};
 use crate::packet::{ICMP, ICMPV6, SCTP, TCP, UDP, is_extension};
 
@@ -36,15 +38,33 @@ pub struct Head {
     pub destination: Address,
     /// The transport protocol, behind IPv6's extension headers.
     pub protocol: u8,
-    /// Whether it is a fragment without transport header.
-    pub is_later: bool,
+    /// The fragment's offset, as it stands in memory: where it is not 0, there is no transport
+    /// header. (A `bool` would keep two ways apart, see [`veiled`].)
+    pub later: u32,
     /// Offset of the transport header, bytes.
     pub end: u32,
+}
+
+/// The same value, of which the verifier knows nothing any more; `key` is anything that was read from
+/// the packet.
+///
+/// What the verifier knows of a value (that it is UDP's number on this way, that there is no role on
+/// that one) keeps ways apart that do the same from here on, and it would go over the rest of the
+/// program for each of them: most of the time until the observers are attached.
+#[inline(always)]
+#[must_use]
+pub fn veiled(value: u32, key: u32) -> u32 {
+    black_box(value ^ key) ^ key
 }
 
 /// More extension headers than this are not followed, and those of quoted packets are not: each one
 /// more makes the verifier's work longer. Ports and types are then those of no protocol.
 const EXTENSION_HEADERS: u32 = 4;
+
+/// The offset in the second word of an IPv4 header, as it stands in memory.
+const FRAGMENT_OFFSET_V4: u32 = u32::from_ne_bytes([0, 0, 0x1f, 0xff]);
+/// The offset in the first word of IPv6's fragment header, as it stands in memory.
+const FRAGMENT_OFFSET_V6: u32 = u32::from_ne_bytes([0, 0, 0xff, 0xf8]);
 
 const FRAGMENT: u8 = 44;
 const AUTHENTICATION: u8 = 51;
@@ -52,13 +72,8 @@ const NEIGHBOUR_SOLICITATION: u8 = 135;
 
 impl Head {
     /// No header.
-    pub const NONE: Self = Self {
-        source: Address::NONE,
-        destination: Address::NONE,
-        protocol: 0,
-        is_later: false,
-        end: 0,
-    };
+    pub const NONE: Self =
+        Self { source: Address::NONE, destination: Address::NONE, protocol: 0, later: 0, end: 0 };
 
     /// Reads the IP header that the packet begins with; nothing if there is none.
     #[inline(always)]
@@ -79,12 +94,11 @@ impl Head {
         if version_length >> 4 != 4 {
             return None;
         }
-        let [_, _, high, low] = second.to_ne_bytes();
         Some(Self {
             source: Address::v4(source),
             destination: Address::v4(destination),
             protocol: third.to_ne_bytes()[1],
-            is_later: high & 0x1f != 0 || low != 0,
+            later: second & FRAGMENT_OFFSET_V4,
             // Whoever reads all of it will see that less is wrong.
             end: at + u32::from(version_length & 0xf).max(5) * 4,
         })
@@ -96,20 +110,22 @@ impl Head {
     pub fn v6<S: Source>(packet: &S) -> Option<Self> {
         let mut head = Self::v6_fixed(packet, 0)?;
         for _ in 0..EXTENSION_HEADERS {
-            if head.is_later || !is_extension(head.protocol) {
+            if head.later != 0 || !is_extension(head.protocol) {
                 break;
             }
             let [word] = packet.words::<1>(head.end)?;
-            let [following, units, high, low] = word.to_ne_bytes();
-            let (units, is_fragment) = (u32::from(units), head.protocol == FRAGMENT);
-            head.end += match head.protocol {
-                FRAGMENT => 8,
-                AUTHENTICATION => (units + 2) * 4,
-                _ => (units + 1) * 8,
+            let [following, units, ..] = word.to_ne_bytes();
+            let units = u32::from(units);
+            let (length, later) = match head.protocol {
+                FRAGMENT => (8, word & FRAGMENT_OFFSET_V6),
+                AUTHENTICATION => ((units + 2) * 4, 0),
+                _ => ((units + 1) * 8, 0),
             };
-            head.is_later = is_fragment && (high != 0 || low & 0xf8 != 0);
+            head.end += length;
+            head.later = later;
             head.protocol = following;
         }
+        head.later = veiled(head.later, head.source.words[0]);
         Some(head)
     }
 
@@ -124,9 +140,22 @@ impl Head {
             source: Address::v6([words[2], words[3], words[4], words[5]]),
             destination: Address::v6([words[6], words[7], words[8], words[9]]),
             protocol: words[1].to_ne_bytes()[2],
-            is_later: false,
+            later: 0,
             end: at + 40,
         })
+    }
+
+    /// [`protocol`](Self::protocol), see [`veiled`].
+    #[inline(always)]
+    #[expect(clippy::cast_possible_truncation, reason = "it was a u8 before")]
+    fn veiled_protocol(&self) -> u8 {
+        veiled(u32::from(self.protocol), self.source.words[0]) as u8
+    }
+
+    /// Whether it is a fragment without transport header.
+    #[inline(always)]
+    fn is_later(&self) -> bool {
+        veiled(self.later, self.source.words[0]) != 0
     }
 
     #[inline(always)]
@@ -149,27 +178,26 @@ impl Head {
 
     #[inline(always)]
     fn pair_matters<S: Source, W: Sets>(&self, packet: &S, sets: &W) -> bool {
-        let mut to = if sets.maybe(&self.destination) { sets.roles(&self.destination) } else { 0 };
-        let mut from = if sets.maybe(&self.source) { sets.roles(&self.source) } else { 0 };
+        let key = self.source.words[0];
+        let to = if sets.maybe(&self.destination) { sets.roles(&self.destination) } else { 0 };
+        let from = if sets.maybe(&self.source) { sets.roles(&self.source) } else { 0 };
+        let (to, from) = (veiled(to, key), veiled(from, key));
         if (to | from) & (role::ANY_PORT | role::SOME_PORTS) == 0 {
             return false;
         }
-        if !sets.client(&self.source) {
-            to = 0;
-        }
-        if !sets.client(&self.destination) {
-            from = 0;
-        }
+        let to = if sets.client(&self.source) { to } else { 0 };
+        let from = if sets.client(&self.destination) { from } else { 0 };
+        let (to, from) = (veiled(to, key), veiled(from, key));
         if (to | from) & role::ANY_PORT != 0 {
             return true;
         }
         if (to | from) & role::SOME_PORTS == 0 {
             return false;
         }
-        if self.is_later {
+        if self.is_later() {
             return true;
         }
-        let protocol = self.protocol;
+        let protocol = self.veiled_protocol();
         if !matches!(protocol, TCP | UDP | SCTP) {
             return false;
         }
@@ -186,7 +214,7 @@ impl Head {
     #[inline(always)]
     fn quoted<S: Source>(&self, packet: &S) -> Option<u32> {
         let is_v6 = self.is_v6();
-        if self.is_later || self.protocol != if is_v6 { ICMPV6 } else { ICMP } {
+        if self.is_later() || self.veiled_protocol() != if is_v6 { ICMPV6 } else { ICMP } {
             return None;
         }
         let [word] = packet.words::<1>(self.end)?;
@@ -196,7 +224,7 @@ impl Head {
     /// The address that a neighbour solicitation asks for.
     #[inline(always)]
     pub fn solicited<S: Source>(&self, packet: &S) -> Option<Address> {
-        if self.is_later || self.protocol != ICMPV6 || !self.is_v6() {
+        if self.is_later() || self.veiled_protocol() != ICMPV6 || !self.is_v6() {
             return None;
         }
         let [word] = packet.words::<1>(self.end)?;
@@ -212,8 +240,8 @@ impl Head {
     #[inline(always)]
     #[expect(clippy::cast_possible_truncation, reason = "HEADER_BYTES is small")]
     pub fn header_length<S: Source>(&self, packet: &S, length: u32) -> u32 {
-        let more = match self.protocol {
-            _ if self.is_later => 0,
+        let more = match self.veiled_protocol() {
+            _ if self.is_later() => 0,
             TCP => match packet.words::<1>(self.end + 12) {
                 Some([word]) => u32::from((word.to_ne_bytes()[0] >> 4).max(5)) * 4,
                 None => 0,
@@ -223,7 +251,8 @@ impl Head {
             ICMP | ICMPV6 => self.icmp_length(packet),
             _ => 0,
         };
-        (self.end + more).min(length).min(HEADER_BYTES as u32)
+        let all = veiled(self.end + more, self.source.words[0]);
+        all.min(length).min(HEADER_BYTES as u32)
     }
 
     #[inline(always)]

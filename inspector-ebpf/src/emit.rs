@@ -116,9 +116,17 @@ impl Report {
         unsafe {
             (&raw mut (*event).monotonic_ns).write(bpf_ktime_get_ns());
             (&raw mut (*event).skb).write(skb);
-            (&raw mut (*event).neighbour).write(neighbour);
-            (&raw mut (*event).source).write(source);
-            (&raw mut (*event).gateway).write(gateway);
+            for (to, address) in [
+                (&raw mut (*event).neighbour, neighbour),
+                (&raw mut (*event).source, source),
+                (&raw mut (*event).gateway, gateway),
+            ] {
+                // Volatile, as below.
+                for (at, word) in address.words.into_iter().enumerate() {
+                    (&raw mut (*to).words[at]).write_volatile(word);
+                }
+                (&raw mut (*to).family).write_volatile(address.family);
+            }
             (&raw mut (*event).ifindex).write(ifindex);
             (&raw mut (*event).mark).write(mark);
             (&raw mut (*event).length).write(length);

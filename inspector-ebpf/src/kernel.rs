@@ -1,28 +1,48 @@
 //! The kernel's own structures, read at offsets that user space has taken from its BTF.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
-use inspector_common::filter::{Head, Source};
+use inspector_common::filter::{Head, Source, veiled};
 use inspector_common::observe::{Address, FLAG_ARP, FLAG_MARK, HEADER_BYTES, hook};
 
 use crate::emit::{Copy, Report};
 use crate::tc::{ARP_LENGTH, VLAN_TAGS, arp_target, ethertype};
 use crate::watched::{Watched, is_neighbour, setting};
 
+/// What may be read from the kernel's memory as it stands there.
+///
+/// # Safety
+/// Every pattern of bits has to be a valid value.
+pub unsafe trait Number {}
+
+// SAFETY: plain numbers.
+unsafe impl Number for u8 {}
+// SAFETY: as above.
+unsafe impl Number for u16 {}
+// SAFETY: as above.
+unsafe impl Number for u32 {}
+// SAFETY: as above.
+unsafe impl Number for u64 {}
+// SAFETY: as above.
+unsafe impl<T: Number, const N: usize> Number for [T; N] {}
+
 /// Reads a value of the kernel's: zeros if there is none at this address, which nothing here takes
 /// for something. (It is not asked whether there was one: every question doubles the ways that the
 /// verifier has to go.)
 #[inline(always)]
-pub fn read<T: Default + core::marker::Copy>(address: u64) -> T {
-    let mut value = T::default();
-    // SAFETY: the helper checks the address itself and writes all of the value, and no more.
+pub fn read<T: Number>(address: u64) -> T {
+    let mut value = MaybeUninit::<T>::uninit();
+    // SAFETY: the helper checks the address itself and writes all of the value, and no more: zeros
+    // where it cannot read, which are valid for the numbers that `Number` stands for.
     unsafe {
         bpf_probe_read_kernel(
-            (&raw mut value).cast(),
+            value.as_mut_ptr().cast(),
             size_of::<T>() as u32,
             address as *const core::ffi::c_void,
         );
+        value.assume_init()
     }
-    value
 }
 
 /// Reads a member of a structure.
@@ -53,18 +73,20 @@ pub struct Packet {
 impl Source for Packet {
     #[inline(always)]
     fn words<const N: usize>(&self, offset: u32) -> Option<[u32; N]> {
-        let mut words = [0_u32; N];
+        let mut words = MaybeUninit::<[u32; N]>::uninit();
         // Beyond the packet's end there may be what another one has left, which decides about no
         // more than whether this one is reported.
-        // SAFETY: the helper checks the address itself and writes all of the buffer, and no more.
+        // SAFETY: the helper checks the address itself and writes all of the buffer, and no more:
+        // zeros where it cannot read. (Zeros of ours would be written byte by byte, by a loop that
+        // the verifier follows round by round.)
         unsafe {
             bpf_probe_read_kernel(
                 words.as_mut_ptr().cast(),
                 N as u32 * 4,
                 (self.start + u64::from(offset)) as *const core::ffi::c_void,
             );
+            Some(words.assume_init())
         }
-        Some(words)
     }
 }
 
@@ -131,20 +153,25 @@ fn find(skb: u64, place: Place) -> Option<(Packet, u16)> {
     // What lies in front of `data` counts for the packet, what lies behind does not.
     let length = (u64::from(length) + data).saturating_sub(start) as u32;
     let mut packet = Packet { start, available, length };
+    let key = head as u32;
     if place == Place::Data {
+        let mut tags = 0;
         for _ in 0..VLAN_TAGS {
             if protocol != ethertype::VLAN && protocol != ethertype::SERVICE_VLAN {
                 break;
             }
-            let [word] = packet.words::<1>(0)?;
+            let [word] = packet.words::<1>(tags)?;
             let [_, _, high, low] = word.to_ne_bytes();
             protocol = u16::from_ne_bytes([high, low]);
-            packet.start += 4;
-            packet.available = packet.available.saturating_sub(4);
-            packet.length = packet.length.saturating_sub(4);
+            tags += 4;
         }
+        // With or without tags: the same from here on.
+        let tags = veiled(tags, key);
+        packet.start += u64::from(tags);
+        packet.available = packet.available.saturating_sub(tags);
+        packet.length = packet.length.saturating_sub(tags);
     }
-    Some((packet, protocol))
+    Some((packet, veiled(u32::from(protocol), key) as u16))
 }
 
 #[inline(always)]

@@ -1,5 +1,7 @@
 //! The tc tier: at ingress and egress of devices with and without link-layer header.
 
+use core::mem::MaybeUninit;
+
 use aya_ebpf::bindings::{__sk_buff, TC_ACT_UNSPEC};
 use aya_ebpf::helpers::generated::bpf_skb_load_bytes;
 use aya_ebpf::macros::classifier;
@@ -72,10 +74,11 @@ struct Packet {
 impl Source for Packet {
     #[inline(always)]
     fn words<const N: usize>(&self, offset: u32) -> Option<[u32; N]> {
-        let mut words = [0_u32; N];
+        let mut words = MaybeUninit::<[u32; N]>::uninit();
         // What is not there is read as zeros, which are no IP header. (It is not asked whether
         // something was: every question doubles the ways that the verifier has to go.)
-        // SAFETY: the kernel hands a valid __sk_buff to a classifier; the buffer has this length.
+        // SAFETY: the kernel hands a valid __sk_buff to a classifier; the buffer has this length,
+        // and the helper writes all of it, zeros where there is no packet.
         unsafe {
             bpf_skb_load_bytes(
                 self.skb.cast(),
@@ -83,8 +86,8 @@ impl Source for Packet {
                 words.as_mut_ptr().cast(),
                 N as u32 * 4,
             );
+            Some(words.assume_init())
         }
-        Some(words)
     }
 }
 
