@@ -1,27 +1,31 @@
 //! What the observers cost: a packet that does not match, one that does, and starting.
 //!
 //! Run by `cargo xtask bench`. The kernel itself runs the tc programs a million times over a frame
-//! and says how long one run took; an empty program shows what of that is the measuring. Prints what
-//! it measured, and fails if a goal is not met. Needs root.
+//! and says how long one run took; an empty program shows what of that is the measuring. Starts are
+//! those of a process of its own each, as a command is: what is found out about the kernel once is
+//! in them. Prints what it measured, and fails if a goal is not met. Needs root.
 
 use std::{
-    io,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    fs, io,
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
     process::{Command, ExitCode},
     time::{Duration, Instant},
 };
 
 use aya::programs::{SchedClassifier, TcAttachType};
-use inspector::trace::{
-    observe::{Backend, Observers, Plan, Watched},
-    sighting::Tier,
+use inspector::{
+    sys::test_run::{self, Given},
+    trace::{
+        observe::{Backend, Observers, Plan, Watched},
+        sighting::Tier,
+    },
 };
 use nix::sched::{CloneFlags, unshare};
 
 const RUNS: u32 = 1_000_000;
 /// Runs between two readings of the ring buffer, so that every event finds room.
 const CHUNK: u32 = 20_000;
-const STARTS: usize = 11;
+const STARTS: usize = 21;
 /// Best of so many.
 const ROUNDS: usize = 5;
 
@@ -30,46 +34,11 @@ const PASSED_GOAL: f64 = 60.0;
 const MATCHED_GOAL: f64 = 400.0;
 const START_GOAL: Duration = Duration::from_millis(150);
 
-/// The part of `union bpf_attr` that is for `BPF_PROG_TEST_RUN`.
-#[repr(C)]
-#[derive(Default)]
-struct TestRun {
-    prog_fd: u32,
-    retval: u32,
-    data_size_in: u32,
-    data_size_out: u32,
-    data_in: u64,
-    data_out: u64,
-    repeat: u32,
-    duration: u32,
-    ctx_size_in: u32,
-    ctx_size_out: u32,
-    ctx_in: u64,
-    ctx_out: u64,
-    flags: u32,
-    cpu: u32,
-    batch_size: u32,
-    pad: u32,
-}
-
 /// Nanoseconds of one run, the mean of `repeat`.
 fn run(program: BorrowedFd<'_>, frame: &[u8], repeat: u32) -> io::Result<u32> {
-    const COMMAND: libc::c_long = 10;
-    let mut attr = TestRun {
-        prog_fd: program.as_raw_fd().unsigned_abs(),
-        data_size_in: u32::try_from(frame.len()).unwrap_or_default(),
-        data_in: frame.as_ptr() as u64,
-        repeat,
-        ..TestRun::default()
-    };
-    // SAFETY: the only address is that of the frame, of the length beside it.
-    let result =
-        unsafe { libc::syscall(libc::SYS_bpf, COMMAND, &raw mut attr, size_of::<TestRun>()) };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    assert_eq!(attr.retval, u32::MAX, "\"go on with the next program\"");
-    Ok(attr.duration)
+    let ran = test_run::repeated(program, frame, &Given::default(), repeat)?;
+    assert_eq!(ran.returned, -1, "\"go on with the next program\"");
+    Ok(ran.mean_ns)
 }
 
 /// A classifier that returns "go on with the next program" and does nothing else.
@@ -195,29 +164,63 @@ fn packets(met: &mut bool) -> io::Result<()> {
     Ok(())
 }
 
+/// What asks this program for one start, and not for the bench.
+const START: &str = "--start";
+
+/// Tiers by the name under which a start is asked for.
+const CHOICES: [(&str, &[Tier]); 2] = [
+    ("tc", &[Tier::Tc]),
+    ("every tier", &[Tier::Tc, Tier::Netlink, Tier::Tracepoint, Tier::Kprobe, Tier::Program]),
+];
+
+/// One start and one end, and what they took: nanoseconds, nanoseconds, programs, and how many
+/// instructions the verifier went over.
+fn start(tiers: &[Tier]) -> io::Result<[u64; 4]> {
+    let plan = plan(&["bench0", "bench1"], tiers);
+    let nanoseconds =
+        |start: Instant| u64::try_from(start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+    let begin = Instant::now();
+    let observers = Observers::start(&plan).map_err(io::Error::other)?;
+    let ready = nanoseconds(begin);
+    assert_eq!(observers.status()[0].reason, None, "{observers:?}");
+    let (mut programs, mut verified) = (0, 0);
+    for file in fs::read_dir("/proc/self/fdinfo")? {
+        let info = fs::read_to_string(file?.path()).unwrap_or_default();
+        let count = info.lines().find_map(|line| line.strip_prefix("verified_insns:"));
+        if let Some(count) = count.and_then(|count| count.trim().parse::<u64>().ok()) {
+            programs += 1;
+            verified += count;
+        }
+    }
+    let begin = Instant::now();
+    drop(observers);
+    Ok([ready, nanoseconds(begin), programs, verified])
+}
+
 fn starts(met: &mut bool) -> io::Result<()> {
-    for (name, tiers) in [
-        ("tc", &[Tier::Tc][..]),
-        ("every tier", &[Tier::Tc, Tier::Netlink, Tier::Tracepoint, Tier::Kprobe, Tier::Program]),
-    ] {
-        let plan = plan(&["bench0", "bench1"], tiers);
-        let mut times = Vec::new();
-        let mut ends = Vec::new();
+    for (name, _) in CHOICES {
+        let (mut times, mut ends, mut last) = (Vec::new(), Vec::new(), [0; 4]);
         for _ in 0..STARTS {
-            let start = Instant::now();
-            let observers = Observers::start(&plan).map_err(io::Error::other)?;
-            times.push(start.elapsed());
-            assert_eq!(observers.status()[0].reason, None, "{observers:?}");
-            let start = Instant::now();
-            drop(observers);
-            ends.push(start.elapsed());
+            let output = Command::new(std::env::current_exe()?).args([START, name]).output()?;
+            let text = String::from_utf8_lossy(&output.stdout);
+            let numbers: Vec<u64> = text.split_whitespace().flat_map(str::parse).collect();
+            last = numbers.try_into().map_err(|_| {
+                let why = String::from_utf8_lossy(&output.stderr);
+                io::Error::other(format!("a start: {text}{why}"))
+            })?;
+            times.push(Duration::from_nanos(last[0]));
+            ends.push(Duration::from_nanos(last[1]));
         }
         times.sort();
         ends.sort();
-        let (median, end) = (times[STARTS / 2], ends[STARTS / 2]);
+        let (median, [_, _, programs, verified]) = (times[STARTS / 2], last);
         println!(
-            "attached and ready on two devices, {name}: {median:.1?} (goal {START_GOAL:?}); \
-             detached: {end:.1?}"
+            "attached and ready on two devices, {name}: median {median:.0?} (goal \
+             {START_GOAL:?}), {:.0?} to {:.0?} in {STARTS} processes; {programs} programs, of which \
+             the verifier goes over {verified} instructions; detached: {:.0?}",
+            times[0],
+            times[STARTS - 1],
+            ends[STARTS / 2],
         );
         *met &= median <= START_GOAL;
     }
@@ -228,6 +231,22 @@ fn main() -> ExitCode {
     // Cargo asks benches for their tests, too.
     if std::env::args().any(|argument| argument == "--test" || argument == "--list") {
         return ExitCode::SUCCESS;
+    }
+    let arguments: Vec<String> = std::env::args().collect();
+    if let [_, asked, name] = arguments.as_slice()
+        && asked == START
+        && let Some((_, tiers)) = CHOICES.iter().find(|(choice, _)| choice == name)
+    {
+        return match start(tiers) {
+            Ok(numbers) => {
+                println!("{}", numbers.map(|number| number.to_string()).join(" "));
+                ExitCode::SUCCESS
+            }
+            Err(error) => {
+                eprintln!("{error}");
+                ExitCode::FAILURE
+            }
+        };
     }
     let mut met = true;
     let result = unshare(CloneFlags::CLONE_NEWNET)

@@ -6,13 +6,14 @@ mod net;
 use std::collections::BTreeSet;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
-use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _, FromRawFd as _, OwnedFd};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use aya::programs::{ProgramFd, SchedClassifier, TcAttachType, loaded_links, loaded_programs};
 use inspector::sys::tc::{Direction, RouteSocket};
+use inspector::sys::test_run::{self, Given};
 use inspector::trace::TraceError;
 use inspector::trace::observe::{Backend, Chain, HookCount, Observers, Plan, Watched};
 use inspector::trace::sighting::{Hook, Packet, Sighting, Tier};
@@ -828,16 +829,55 @@ fn traffic_through_a_watched_device_is_byte_for_byte_the_same() {
         assert_eq!(seen.iter().filter(|one| one.neighbour.is_some()).count(), 2, "{seen:#?}");
 
         // Ingress and egress: what the kernel says that the program made of packet and context.
+        let given = Given {
+            ifindex: index(DEVICE),
+            mark: 0x1234,
+            priority: 5,
+            control_buffer: [1, 2, 3, 4, 5],
+        };
         for direction in [Direction::Ingress, Direction::Egress] {
             let program = first(direction);
             for (_, frame) in &frames {
-                let ran = net::test_run(&program, frame);
-                assert_eq!(ran.returned, u32::MAX, "TCX_NEXT");
-                assert_eq!(&ran.frame, frame);
-                assert_eq!(ran.context_after, ran.context_before);
+                let ran = test_run::repeated(program.as_fd(), frame, &given, 1).expect("run");
+                assert_eq!(ran.returned, -1, "TCX_NEXT");
+                assert_eq!((&ran.packet, ran.left), (frame, given));
             }
             assert_eq!(read(&mut observers, matching).len(), matching);
         }
+    });
+}
+
+/// Until they are attached, most of the time is the verifier's.
+#[test]
+fn the_verifier_goes_over_no_program_many_times() {
+    /// How often, on the average of all instructions of a program.
+    const TIMES: u32 = 4;
+    let (node, _client) = node_and_client();
+    node.run(|| {
+        let egress = vec![DEVICE.to_owned()];
+        let every = Plan { tiers: Plan::default().tiers, egress, ..plan(DEVICE) };
+        let observers = Observers::start(&every).expect("start");
+        // Our own descriptors, since others' programs may have the same names.
+        let mut seen = 0;
+        for file in std::fs::read_dir("/proc/self/fdinfo").expect("/proc") {
+            let info = std::fs::read_to_string(file.expect("/proc").path()).unwrap_or_default();
+            let Some(id) = info.lines().find_map(|line| line.strip_prefix("prog_id:")) else {
+                continue;
+            };
+            let id: u32 = id.trim().parse().expect("a number");
+            let Some(program) = loaded_programs().flatten().find(|program| program.id() == id)
+            else {
+                continue;
+            };
+            let name = program.name_as_str().unwrap_or_default();
+            let verified = program.verified_instruction_count().expect("Linux 5.16");
+            let all = program.size_translated().expect("a size") / 8;
+            assert!(verified <= TIMES * all, "{name}: {verified} for {all} instructions");
+            seen += 1;
+        }
+        let tracepoints = observers.status().iter().find(|one| one.tier == Tier::Tracepoint);
+        let at_least = 2 + tracepoints.expect("asked for").attached.len();
+        assert!(seen >= at_least, "{seen} of {at_least} programs");
     });
 }
 

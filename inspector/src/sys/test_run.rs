@@ -1,4 +1,4 @@
-//! `BPF_PROG_TEST_RUN`: one run of a loaded program on a packet that was never received.
+//! `BPF_PROG_TEST_RUN`: runs of a loaded program on a packet that was never received.
 //!
 //! aya runs programs that it has loaded itself; these are Cilium's, opened by their ids. The
 //! program runs for real: what it writes into its maps stays. What it returns (a redirect, a drop)
@@ -21,8 +21,8 @@ pub const SCHED_CLS: u32 = 3;
 /// `BPF_PROG_TYPE_XDP`
 pub const XDP: u32 = 6;
 
-/// Room for the packet that comes back, bytes: more than any header can make of ours.
-const ROOM: usize = 2048;
+/// Room for the packet that comes back, bytes beyond its own: more than any header can add.
+const MORE: usize = 2048;
 
 /// The head of `union bpf_attr` for this call, up to Linux 5.9.
 #[repr(C)]
@@ -105,6 +105,32 @@ pub struct Ran {
     pub control_buffer: [u32; 5],
 }
 
+/// What a tc program is told of the packet that it is run on, and what it leaves of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Given {
+    /// Index of the packet's device in this thread's network namespace, 0 for loopback.
+    pub ifindex: u32,
+    /// The packet's mark.
+    pub mark: u32,
+    /// The packet's priority.
+    pub priority: u32,
+    /// The control buffer.
+    pub control_buffer: [u32; 5],
+}
+
+/// What many runs came to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Repeated {
+    /// What the program returned the last time.
+    pub returned: i32,
+    /// The packet as it left it the last time.
+    pub packet: Vec<u8>,
+    /// What it left of what it was given.
+    pub left: Given,
+    /// How long one run took, nanoseconds, the mean of all.
+    pub mean_ns: u32,
+}
+
 /// Opens the program with this id, to run it.
 ///
 /// # Errors
@@ -125,15 +151,43 @@ pub fn open(id: u32) -> io::Result<OwnedFd> {
 /// `CAP_NET_ADMIN`.
 pub fn classifier(program: BorrowedFd<'_>, ifindex: u32, packet: &[u8]) -> io::Result<Ran> {
     let context = SkBuff { ifindex, ingress_ifindex: ifindex, ..SkBuff::default() };
-    let result = run(program, packet, context);
-    let (returned, packet, context) = match result {
+    let result = run(program, packet, context, 1);
+    let (attr, packet, context) = match result {
         // The device that it came in by may be given since Linux 5.13 only; Cilium reads the other.
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
-            run(program, packet, SkBuff { ifindex, ..SkBuff::default() })?
+            run(program, packet, SkBuff { ifindex, ..SkBuff::default() }, 1)?
         }
         result => result?,
     };
+    let returned = attr.retval.cast_signed();
     Ok(Ran { returned, packet, mark: context.mark, control_buffer: context.cb })
+}
+
+/// Runs a tc program `repeat` times on one packet: what a run makes of it, the next one gets.
+///
+/// # Errors
+/// As [`classifier`]; `EINTR` if a signal came before the last run.
+pub fn repeated(
+    program: BorrowedFd<'_>,
+    frame: &[u8],
+    given: &Given,
+    repeat: u32,
+) -> io::Result<Repeated> {
+    let Given { ifindex, mark, priority, control_buffer: cb } = *given;
+    let context = SkBuff { mark, priority, ifindex, cb, ..SkBuff::default() };
+    let (attr, packet, after) = run(program, frame, context, repeat)?;
+    Ok(Repeated {
+        returned: attr.retval.cast_signed(),
+        packet,
+        left: Given {
+            // The kernel says here what it was, whatever the program did.
+            ifindex,
+            mark: after.mark,
+            priority: after.priority,
+            control_buffer: after.cb,
+        },
+        mean_ns: attr.duration,
+    })
 }
 
 /// Runs a tc program on a frame of no device in particular, and says what it returned.
@@ -141,7 +195,7 @@ pub fn classifier(program: BorrowedFd<'_>, ifindex: u32, packet: &[u8]) -> io::R
 /// # Errors
 /// As [`classifier`].
 pub(super) fn anywhere(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<i32> {
-    Ok(run(program, frame, SkBuff::default())?.0)
+    Ok(run(program, frame, SkBuff::default(), 1)?.0.retval.cast_signed())
 }
 
 /// Runs an XDP program on a frame that arrives on the device `ifindex` of this thread's network
@@ -152,16 +206,17 @@ pub(super) fn anywhere(program: BorrowedFd<'_>, frame: &[u8]) -> io::Result<i32>
 pub fn xdp(program: BorrowedFd<'_>, ifindex: u32, frame: &[u8]) -> io::Result<Ran> {
     let data_end = u32::try_from(frame.len()).unwrap_or(u32::MAX);
     let context = XdpMd { data_end, ingress_ifindex: ifindex, ..XdpMd::default() };
-    let (returned, packet, _) = run(program, frame, context)?;
-    Ok(Ran { returned, packet, mark: 0, control_buffer: [0; 5] })
+    let (attr, packet, _) = run(program, frame, context, 1)?;
+    Ok(Ran { returned: attr.retval.cast_signed(), packet, mark: 0, control_buffer: [0; 5] })
 }
 
 fn run<C: Copy>(
     program: BorrowedFd<'_>,
     packet: &[u8],
     context: C,
-) -> io::Result<(i32, Vec<u8>, C)> {
-    let mut out = vec![0_u8; ROOM];
+    repeat: u32,
+) -> io::Result<(Attr, Vec<u8>, C)> {
+    let mut out = vec![0_u8; packet.len() + MORE];
     let mut after = context;
     let mut attr = Attr {
         prog_fd: bpf::fd_number(program),
@@ -169,7 +224,7 @@ fn run<C: Copy>(
         data_in: packet.as_ptr() as u64,
         data_size_out: u32::try_from(out.len()).unwrap_or(u32::MAX),
         data_out: out.as_mut_ptr() as u64,
-        repeat: 1,
+        repeat,
         ctx_size_in: bpf::size_u32::<C>(),
         ctx_in: std::ptr::from_ref(&context) as u64,
         ctx_size_out: bpf::size_u32::<C>(),
@@ -180,7 +235,7 @@ fn run<C: Copy>(
     // at theirs; both kinds of context are plain numbers; all of them outlive the call.
     unsafe { bpf(BPF_PROG_TEST_RUN, &mut attr)? };
     out.truncate(attr.data_size_out as usize);
-    Ok((attr.retval.cast_signed(), out, after))
+    Ok((attr, out, after))
 }
 
 /// The program type of an open program.

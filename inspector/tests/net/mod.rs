@@ -8,7 +8,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::{io, thread};
 
 use nix::net::if_::if_nametoindex;
@@ -233,72 +233,4 @@ pub fn frames(tap: &OwnedFd, wanted: impl Fn(&Vec<u8>) -> bool, count: usize) ->
         }
     }
     found
-}
-
-/// What a test run of a classifier made of a frame.
-pub struct TestRun {
-    pub returned: u32,
-    pub frame: Vec<u8>,
-    /// `struct __sk_buff`.
-    pub context_before: Vec<u8>,
-    pub context_after: Vec<u8>,
-}
-
-/// Runs a classifier on a frame.
-pub fn test_run(program: &impl AsFd, frame: &[u8]) -> TestRun {
-    /// `BPF_PROG_TEST_RUN`
-    const COMMAND: libc::c_long = 10;
-    /// The part of `union bpf_attr` that is for it.
-    #[repr(C)]
-    #[derive(Default)]
-    struct Attr {
-        prog_fd: u32,
-        retval: u32,
-        data_size_in: u32,
-        data_size_out: u32,
-        data_in: u64,
-        data_out: u64,
-        repeat: u32,
-        duration: u32,
-        ctx_size_in: u32,
-        ctx_size_out: u32,
-        ctx_in: u64,
-        ctx_out: u64,
-        flags: u32,
-        cpu: u32,
-        batch_size: u32,
-        pad: u32,
-    }
-    let length = |bytes: &[u8]| u32::try_from(bytes.len()).expect("short");
-    // Of __sk_buff: mark, priority, cb, and tstamp may be given.
-    let mut context = vec![0_u8; 192];
-    context[8..12].copy_from_slice(&0x1234_u32.to_ne_bytes());
-    context[32..36].copy_from_slice(&5_u32.to_ne_bytes());
-    context[48..52].copy_from_slice(&[1, 2, 3, 4]);
-    let (mut after, mut out) = (vec![0_u8; 192], vec![0_u8; frame.len() + 256]);
-    let mut attr = Attr {
-        prog_fd: program.as_fd().as_raw_fd().unsigned_abs(),
-        data_size_in: length(frame),
-        data_size_out: length(&out),
-        data_in: frame.as_ptr() as u64,
-        data_out: out.as_mut_ptr() as u64,
-        repeat: 1,
-        ctx_size_in: length(&context),
-        ctx_size_out: length(&after),
-        ctx_in: context.as_ptr() as u64,
-        ctx_out: after.as_mut_ptr() as u64,
-        ..Attr::default()
-    };
-    // SAFETY: every address in the attribute is that of a live buffer of the length beside it.
-    let result = unsafe { libc::syscall(libc::SYS_bpf, COMMAND, &raw mut attr, size_of::<Attr>()) };
-    assert_eq!(result, 0, "BPF_PROG_TEST_RUN: {}", io::Error::last_os_error());
-    out.truncate(attr.data_size_out as usize);
-    // The kernel fills in what is its own: compare what can be written.
-    let writable = |context: &[u8]| [&context[8..12], &context[32..36], &context[48..68]].concat();
-    TestRun {
-        returned: attr.retval,
-        frame: out,
-        context_before: writable(&context),
-        context_after: writable(&after),
-    }
 }
