@@ -287,18 +287,16 @@ impl Observers {
             None
         };
 
-        let kernel = if wants(Tier::Tracepoint) || wants(Tier::Kprobe) {
-            Some(offsets::kernel())
-        } else {
-            None
-        };
+        let is_read = wants(Tier::Tracepoint) || wants(Tier::Kprobe);
+        let mut loader = loader(is_read);
+        let kernel = is_read.then(offsets::kernel);
         let settings = Settings {
             netns: netns().map_err(TraceError::Netns)?,
             has_clients: u32::from(!plan.clients.is_empty()),
             offsets: kernel.map(|kernel| kernel.offsets).unwrap_or_default(),
         };
         let object = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/inspector-ebpf"));
-        let mut ebpf = EbpfLoader::new()
+        let mut ebpf = loader
             .btf(None)
             .map_max_entries(name::EVENTS, plan.ring_bytes)
             .override_global(name::SETTINGS, &settings, true)
@@ -543,6 +541,23 @@ fn classifier(device: Device, direction: Direction) -> &'static str {
         (Direction::Egress, LinkLayer::Ethernet) => "inspect_tc_out",
         (Direction::Egress, LinkLayer::None) => "inspect_l3_out",
     }
+}
+
+/// What loads our programs. To make one means to go over the kernel's whole BTF, and so does
+/// [`offsets::kernel`], which is wanted if `is_read`: both at the same time.
+fn loader<'a>(is_read: bool) -> EbpfLoader<'a> {
+    thread::scope(|scope| {
+        let look = move || {
+            if is_read {
+                offsets::kernel();
+            }
+            // Looked at once, and wanted when the loader is used.
+            aya::features();
+        };
+        // Without it, it takes longer.
+        let _ = thread::Builder::new().spawn_scoped(scope, look);
+        EbpfLoader::new()
+    })
 }
 
 /// Programs that are probably going to be attached.
