@@ -870,7 +870,7 @@ fn a_million_sightings_are_bounded_and_accounted_for() {
     let most = limits.waiting
         + limits.neighbours
         + 256
-        + limits.journeys * (2 + limits.steps + 16 + 2 * 3 * 64)
+        + limits.journeys * (4 + limits.steps + 16 + 2 * 3 * 64)
         + 2 * limits.past
         + 2;
     let mut joiner = Joiner::new(context(), limits);

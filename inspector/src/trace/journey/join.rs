@@ -253,6 +253,10 @@ pub struct Joiner {
     buffers: HashMap<u64, InBuffer>,
     /// Journeys by protocol and the client's address and port.
     sources: HashMap<(u8, IpAddr, u16), Vec<u64>>,
+    /// Those without an answer so far, by the addresses of client and VIP.
+    unanswered: HashMap<(IpAddr, IpAddr), BTreeSet<u64>>,
+    /// When the last requests over UDP were, and whose.
+    requests: VecDeque<(u64, u64)>,
     /// Tuples of journeys that are over, oldest first.
     past: VecDeque<Tuple>,
     /// Look-ups of neighbours that no packet is known for, in the order of time.
@@ -280,6 +284,8 @@ impl Joiner {
             numbers: HashMap::new(),
             buffers: HashMap::new(),
             sources: HashMap::new(),
+            unanswered: HashMap::new(),
+            requests: VecDeque::new(),
             past: VecDeque::new(),
             loose: VecDeque::new(),
             same_time: Vec::new(),
@@ -319,6 +325,7 @@ impl Joiner {
         for id in all {
             self.close(id, now_ns, false);
         }
+        self.requests.clear();
         self.take()
     }
 
@@ -345,10 +352,13 @@ impl Joiner {
             })
             .sum();
         let sources: usize = self.sources.values().map(Vec::len).sum();
+        let unanswered: usize = self.unanswered.values().map(BTreeSet::len).sum();
         self.window.len()
             + self.open.len()
             + steps
             + sources
+            + unanswered
+            + self.requests.len()
             + self.tuples.len()
             + self.numbers.len()
             + self.buffers.len()
@@ -384,7 +394,9 @@ impl Joiner {
         } else if self.same_time.contains(sighting) {
             return true;
         }
-        if self.same_time.len() < AT_ONCE {
+        // Mostly nothing else has this time, and there is nothing to be kept for.
+        let is_followed = self.window.next_ns() == Some(sighting.monotonic_ns);
+        if is_followed && self.same_time.len() < AT_ONCE {
             self.same_time.push(sighting.clone());
         }
         false
@@ -574,7 +586,8 @@ impl Joiner {
     fn by_print(&self, packet: &Packet, tuple: Tuple, now_ns: u64) -> Option<Found> {
         let print = Print::of(packet);
         let mut found = None;
-        for (id, open) in &self.open {
+        for (_, id) in &self.requests {
+            let Some(open) = self.open.get(id).filter(|_| found != Some(*id)) else { continue };
             let (last, when_ns) = open.last_request;
             let same_port = open.source.1 == tuple.source.1;
             if open.protocol == UDP
@@ -587,10 +600,10 @@ impl Joiner {
                 if found.is_some() {
                     return Some(Found::Several);
                 }
-                found = Some(Found::Journey(*id, Direction::Request, Tie::Packet));
+                found = Some(*id);
             }
         }
-        found
+        found.map(|id| Found::Journey(id, Direction::Request, Tie::Packet))
     }
 
     /// Begins a journey, if this packet can be its first.
@@ -657,6 +670,10 @@ impl Joiner {
         match direction {
             Direction::Request if carries_vip && open.vip.is_none() => {
                 open.vip = Some(tuple);
+                if !open.answered {
+                    let pair = (tuple.source.0, tuple.destination.0);
+                    self.unanswered.entry(pair).or_default().insert(id);
+                }
             }
             Direction::Request if carries_vip => {}
             Direction::Request => open.backend = Some(tuple.destination),
@@ -670,6 +687,9 @@ impl Joiner {
         }
         if direction == Direction::Request {
             open.last_request = (Print::of(packet), sighting.monotonic_ns);
+            if packet.protocol == UDP {
+                self.request(id, sighting.monotonic_ns);
+            }
         }
         let (forward, back) = match direction {
             Direction::Reply => (tuple.reversed(), tuple),
@@ -697,6 +717,20 @@ impl Joiner {
                 self.buffers.insert(skb, held);
             }
         }
+    }
+
+    /// Remembers whose request over UDP was last, for as long as that says something.
+    fn request(&mut self, id: u64, now_ns: u64) {
+        let is_full = self.requests.len() >= self.limits.journeys;
+        while let Some((when_ns, _)) = self.requests.front()
+            && (is_full || now_ns.saturating_sub(*when_ns) > UDP_NS)
+        {
+            self.requests.pop_front();
+            if is_full {
+                break;
+            }
+        }
+        self.requests.push_back((now_ns, id));
     }
 
     fn bind(&mut self, id: u64, tuple: Tuple, direction: Direction, first: Option<u32>) {
@@ -734,12 +768,13 @@ impl Joiner {
         let Some(open) = self.open.get_mut(&id) else { return };
         let now_ns = sighting.monotonic_ns;
         open.last_ns = open.last_ns.max(now_ns);
-        if matches!(direction, Direction::Reply | Direction::Error) {
-            open.answered = true;
-        }
+        let is_answer = matches!(direction, Direction::Reply | Direction::Error);
+        let vip = open.vip.filter(|_| is_answer && !open.answered);
+        open.answered |= is_answer;
         let not_kept = add_step(&mut open.steps, self.limits.steps, direction, tie, sighting);
         open.steps_not_kept += not_kept;
         self.counts.steps_not_kept += not_kept;
+        self.forget_unanswered(id, vip);
     }
 
     /// An ICMP error: it belongs to the connection whose packet it quotes.
@@ -817,11 +852,11 @@ impl Joiner {
     fn join_route(&mut self, sighting: Sighting) {
         let Some(flow) = &sighting.flow else { return };
         let mut found = None;
-        for (id, open) in &self.open {
-            let fits = open.vip.is_some_and(|vip| {
-                vip.source.0 == flow.source && vip.destination.0 == flow.destination
-            }) && (flow.protocol == 0 || flow.protocol == open.protocol)
-                && !open.answered
+        let ids = self.unanswered.get(&(flow.source, flow.destination));
+        // The newest first: most often two of them fit, if any, and the rest need no look.
+        for id in ids.into_iter().flatten().rev() {
+            let Some(open) = self.open.get(id) else { continue };
+            let fits = (flow.protocol == 0 || flow.protocol == open.protocol)
                 && sighting.monotonic_ns.abs_diff(open.last_ns) <= SKB_BLIND_NS;
             if fits {
                 if found.is_some() {
@@ -899,10 +934,22 @@ impl Joiner {
         }
     }
 
+    fn forget_unanswered(&mut self, id: u64, vip: Option<Tuple>) {
+        let Some(vip) = vip else { return };
+        let pair = (vip.source.0, vip.destination.0);
+        if let Some(ids) = self.unanswered.get_mut(&pair) {
+            ids.remove(&id);
+            if ids.is_empty() {
+                self.unanswered.remove(&pair);
+            }
+        }
+    }
+
     fn close(&mut self, id: u64, now_ns: u64, cut_short: bool) {
         let Some(mut open) = self.open.remove(&id) else { return };
         self.without_vip.remove(&id);
         self.forget_source(id, open.protocol, open.source);
+        self.forget_unanswered(id, open.vip);
         for numbers in &open.numbers {
             self.numbers.remove(numbers);
         }

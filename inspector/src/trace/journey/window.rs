@@ -83,6 +83,11 @@ impl Window {
         Some(*held.sighting)
     }
 
+    /// Time of the next one, due or not.
+    pub(super) fn next_ns(&self) -> Option<u64> {
+        self.held.peek().map(|Reverse(held)| held.monotonic_ns)
+    }
+
     /// Up to when everything has been let go, as far as can be told.
     pub(super) fn settled_ns(&self) -> u64 {
         self.newest_ns.saturating_sub(self.wait_ns).max(self.released_ns)
