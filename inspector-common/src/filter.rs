@@ -167,13 +167,18 @@ impl Head {
     /// quotes.
     #[inline(always)]
     pub fn matters<S: Source, W: Sets>(&self, packet: &S, sets: &W) -> bool {
-        self.pair_matters(packet, sets)
-            || self.quoted(packet).is_some_and(|at| {
-                // The family of both is the same.
-                let quoted =
-                    if self.is_v6() { Self::v6_fixed(packet, at) } else { Self::v4(packet, at) };
-                quoted.is_some_and(|quoted| quoted.pair_matters(packet, sets))
-            })
+        if self.pair_matters(packet, sets) {
+            return true;
+        }
+        // No closures here: one that is not put in its place is a program of its own, and before
+        // Linux 6.2 the verifier keeps all ways apart where there is more than one.
+        let Some(at) = self.quoted(packet) else { return false };
+        // The family of both is the same.
+        let quoted = if self.is_v6() { Self::v6_fixed(packet, at) } else { Self::v4(packet, at) };
+        match quoted {
+            Some(quoted) => quoted.pair_matters(packet, sets),
+            None => false,
+        }
     }
 
     #[inline(always)]

@@ -135,7 +135,9 @@ impl Report {
             (&raw mut (*event).hook).write(hook);
             (&raw mut (*event).flags).write(flags);
             (&raw mut (*event).protocol).write(protocol);
-            (&raw mut (*event).reserved).write([0; 7]);
+            for at in 0..7 {
+                (&raw mut (*event).reserved[at]).write_volatile(0);
+            }
             let words = (&raw mut (*event).headers).cast::<u64>();
             // Volatile, or the compiler makes a call of it that writes byte by byte.
             for at in 0..HEADER_BYTES / 8 {
