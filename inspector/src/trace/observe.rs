@@ -303,12 +303,23 @@ impl Observers {
             .load(object)
             .map_err(|error| TraceError::Load(Box::new(error)))?;
         fill(&mut ebpf, plan)?;
-        preload(&mut ebpf, &programs(plan, &wanted, kernel));
 
+        let names = programs(plan, &wanted, kernel);
+        let (mut classifiers, others): (BTreeMap<&str, &mut Program>, BTreeMap<_, _>) = ebpf
+            .programs_mut()
+            .filter(|(name, _)| names.contains(*name))
+            .partition(|(_, program)| matches!(program, Program::SchedClassifier(_)));
+        preload(classifiers.values_mut().map(|program| &mut **program).collect());
         let mut status = Vec::new();
-        if wants(Tier::Tc) {
-            status.push(attach_tc(&mut ebpf, &wanted, clsact.as_ref()));
-        }
+        thread::scope(|scope| {
+            // To attach to a device is to wait, one after the other, until whatever runs in the
+            // kernel now has come to an end: the others are loaded meanwhile.
+            let load = move || preload(others.into_values().collect());
+            let _ = thread::Builder::new().spawn_scoped(scope, load);
+            if wants(Tier::Tc) {
+                status.push(attach_tc(&mut classifiers, &wanted, clsact.as_ref()));
+            }
+        });
         let mut neighbours = None;
         if wants(Tier::Netlink) {
             let (socket, found) = listen(plan);
@@ -583,15 +594,15 @@ fn programs(
     names
 }
 
-/// Loads programs into the kernel, several at a time: the verifier takes most of the time until all
-/// is attached. What it refuses is asked for again, and said, when it is to be attached.
-fn preload(ebpf: &mut Ebpf, names: &BTreeSet<String>) {
-    let programs = ebpf.programs_mut().filter(|(name, _)| names.contains(*name));
-    let queue = Mutex::new(programs);
+/// Loads programs into the kernel, several at a time: the verifier takes its time. What it refuses is
+/// asked for again, and said, when it is to be attached; so is what is left here for want of a thread.
+fn preload(programs: Vec<&mut Program>) {
+    let threads = thread::available_parallelism().map_or(1, usize::from).min(programs.len());
+    let queue = Mutex::new(programs.into_iter());
     let work = || {
         loop {
             let next = queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-            let Some((_, program)) = next else { break };
+            let Some(program) = next else { break };
             let _ = match program {
                 Program::SchedClassifier(program) => program.load(),
                 Program::RawTracePoint(program) => program.load(),
@@ -600,7 +611,6 @@ fn preload(ebpf: &mut Ebpf, names: &BTreeSet<String>) {
             };
         }
     };
-    let threads = thread::available_parallelism().map_or(1, usize::from).min(names.len());
     thread::scope(|scope| {
         for _ in 1..threads {
             // Without it, it takes longer.
@@ -611,7 +621,7 @@ fn preload(ebpf: &mut Ebpf, names: &BTreeSet<String>) {
 }
 
 fn attach_tc(
-    ebpf: &mut Ebpf,
+    programs: &mut BTreeMap<&str, &mut Program>,
     wanted: &[(String, Device, Direction)],
     clsact: Option<&Clsact>,
 ) -> TierStatus {
@@ -625,21 +635,25 @@ fn attach_tc(
         let program = classifier(*device, *direction);
         let how = if clsact.is_some() { "clsact" } else { "tcx" };
         let hook = format!("{name} {word} ({how})");
-        let result = loaded::<SchedClassifier>(ebpf, program, SchedClassifier::load).and_then(
-            |classifier| match clsact {
-                Some(clsact) => {
-                    let fd = classifier.fd().map_err(|error| sentence(&error))?;
-                    let fd = fd.as_fd();
-                    clsact
-                        .attach(*device, *direction, fd, program)
-                        .map_err(|error| format!("the filter on device {name} {word}: {error}"))
-                }
-                None => classifier
-                    .attach_with_options(name, kind, TcAttachOptions::TcxOrder(LinkOrder::first()))
-                    .map(drop)
-                    .map_err(|error| sentence(&error)),
-            },
-        );
+        let result =
+            loaded(programs.get_mut(program).map(|one| &mut **one), program, SchedClassifier::load)
+                .and_then(|classifier| match clsact {
+                    Some(clsact) => {
+                        let fd = classifier.fd().map_err(|error| sentence(&error))?;
+                        let fd = fd.as_fd();
+                        clsact
+                            .attach(*device, *direction, fd, program)
+                            .map_err(|error| format!("the filter on device {name} {word}: {error}"))
+                    }
+                    None => classifier
+                        .attach_with_options(
+                            name,
+                            kind,
+                            TcAttachOptions::TcxOrder(LinkOrder::first()),
+                        )
+                        .map(drop)
+                        .map_err(|error| sentence(&error)),
+                });
         match result {
             Ok(()) => {
                 attached.push(hook);
@@ -696,13 +710,12 @@ fn attach_tracepoints(
         let result = match unknown {
             _ if avoid.contains(name) => Err(AVOIDED.to_owned()),
             Some(why) => Err(why.clone()),
-            None => loaded::<RawTracePoint>(ebpf, &format!("tp_{name}"), RawTracePoint::load)
-                .and_then(|program| {
-                    program.attach(name).map(drop).map_err(|error| match errno(&error) {
-                        Some(libc::ENOENT) => "this kernel has no such tracepoint".to_owned(),
-                        _ => sentence(&error),
-                    })
-                }),
+            None => tracepoint(ebpf, &format!("tp_{name}")).and_then(|program| {
+                program.attach(name).map(drop).map_err(|error| match errno(&error) {
+                    Some(libc::ENOENT) => "this kernel has no such tracepoint".to_owned(),
+                    _ => sentence(&error),
+                })
+            }),
         };
         let tells_all = match name {
             RESETS => kernel.is_some_and(|kernel| kernel.tells_all_resets),
@@ -821,7 +834,7 @@ fn attach_kprobes(
 }
 
 fn attach_kprobe(ebpf: &mut Ebpf, function: &str, program: &str) -> Result<(), String> {
-    let program = loaded::<KProbe>(ebpf, program, KProbe::load)?;
+    let program = loaded(ebpf.program_mut(program), program, KProbe::load)?;
     program.attach(function, 0).map(drop).map_err(|error| match errno(&error) {
         Some(libc::ENOENT | libc::EADDRNOTAVAIL | libc::EINVAL) => {
             "this kernel has no such function, or has inlined it".to_owned()
@@ -830,17 +843,20 @@ fn attach_kprobe(ebpf: &mut Ebpf, function: &str, program: &str) -> Result<(), S
     })
 }
 
+fn tracepoint<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut RawTracePoint, String> {
+    loaded(ebpf.program_mut(name), name, RawTracePoint::load)
+}
+
 /// A program of the object file, loaded into the kernel if it was not yet.
 fn loaded<'a, P>(
-    ebpf: &'a mut Ebpf,
+    program: Option<&'a mut Program>,
     name: &str,
     load: impl FnOnce(&mut P) -> Result<(), ProgramError>,
 ) -> Result<&'a mut P, String>
 where
-    &'a mut P: TryFrom<&'a mut aya::programs::Program, Error = ProgramError>,
+    &'a mut P: TryFrom<&'a mut Program, Error = ProgramError>,
 {
-    let program: &'a mut P = ebpf
-        .program_mut(name)
+    let program: &'a mut P = program
         .ok_or_else(|| format!("this build has no program {name}"))?
         .try_into()
         .map_err(|error| sentence(&error))?;
