@@ -283,3 +283,6 @@ impl Head {
 pub const fn is_icmp_error(is_v6: bool, kind: u8) -> bool {
     if is_v6 { kind >= 1 && kind <= 4 } else { matches!(kind, 3 | 4 | 5 | 11 | 12) }
 }
+
+#[cfg(test)]
+mod tests;
