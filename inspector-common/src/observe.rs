@@ -176,7 +176,9 @@ pub struct Event {
     /// How much of `headers` is used.
     pub header_length: u8,
     /// Zero.
-    pub reserved: [u8; 7],
+    pub reserved: [u8; 3],
+    /// Id of the program that was entered or has returned, else 0.
+    pub program: u32,
     /// The packet from its IP header (or ARP's) on, headers alone; the rest is zero.
     pub headers: [u8; HEADER_BYTES],
 }
@@ -206,6 +208,8 @@ pub struct Offsets {
     pub skb_sk: u32,
     pub dst_dev: u32,
     pub sk_net: u32,
+    pub sk_prot: u32,
+    pub proto_name: u32,
     pub dev_ifindex: u32,
     pub dev_net: u32,
     pub net_inum: u32,
@@ -259,6 +263,11 @@ pub mod name {
     pub const COUNTS: &str = "COUNTS";
     /// Ring buffer of [`Event`](super::Event).
     pub const EVENTS: &str = "EVENTS";
+    /// Array of one `u32`, the id of the program that is watched; not the object's own is used, but
+    /// one for each such program.
+    pub const TARGET: &str = "TARGET";
+    /// What runs at the entry and at the exit of another program.
+    pub const AROUND: [&str; 2] = ["program_entry", "program_exit"];
     /// The global [`Settings`](super::Settings).
     pub const SETTINGS: &str = "SETTINGS";
 }

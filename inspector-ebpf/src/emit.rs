@@ -34,6 +34,7 @@ pub struct Report {
     pub ifindex: u32,
     pub mark: u32,
     pub value: u32,
+    pub program: u32,
     pub neighbour: Address,
     pub source: Address,
     pub gateway: Address,
@@ -51,6 +52,7 @@ impl Report {
             ifindex: 0,
             mark: 0,
             value: 0,
+            program: 0,
             neighbour: Address::NONE,
             source: Address::NONE,
             gateway: Address::NONE,
@@ -107,6 +109,7 @@ impl Report {
             ifindex,
             mark,
             value,
+            program,
             neighbour,
             source,
             gateway,
@@ -135,9 +138,10 @@ impl Report {
             (&raw mut (*event).hook).write(hook);
             (&raw mut (*event).flags).write(flags);
             (&raw mut (*event).protocol).write(protocol);
-            for at in 0..7 {
+            for at in 0..3 {
                 (&raw mut (*event).reserved[at]).write_volatile(0);
             }
+            (&raw mut (*event).program).write(program);
             let words = (&raw mut (*event).headers).cast::<u64>();
             // Volatile, or the compiler makes a call of it that writes byte by byte.
             for at in 0..HEADER_BYTES / 8 {

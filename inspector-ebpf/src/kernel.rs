@@ -4,9 +4,10 @@ use core::mem::MaybeUninit;
 
 use aya_ebpf::helpers::generated::bpf_probe_read_kernel;
 use inspector_common::filter::{Head, Source, veiled};
-use inspector_common::observe::{Address, FLAG_ARP, FLAG_MARK, HEADER_BYTES, hook};
+use inspector_common::observe::{Address, FLAG_ARP, FLAG_MARK, HEADER_BYTES, hook, tier};
 
 use crate::emit::{Copy, Report};
+use crate::program;
 use crate::tc::{ARP_LENGTH, VLAN_TAGS, arp_target, ethertype};
 use crate::watched::{Watched, is_neighbour, setting};
 
@@ -196,11 +197,17 @@ fn look(packet: &Packet, protocol: u16) -> Option<Found> {
 
 /// Reports a packet at a hook, if it matters and is in the watched network namespace.
 #[inline(always)]
-pub fn packet(tier: u8, at: u8, skb: u64, place: Place, value: Option<u32>) {
+pub fn packet(of: u8, at: u8, skb: u64, place: Place, value: Option<u32>) {
     let Some((packet, protocol)) = find(skb, place) else { return };
     let Some(found) = look(&packet, protocol) else { return };
     let Some(ifindex) = device(skb) else { return };
-    let mut report = Report::new(tier, at);
+    let mut report = Report::new(of, at);
+    if of == tier::PROGRAM {
+        if program::is_test_run(skb) {
+            return;
+        }
+        report.program = program::target();
+    }
     report.skb = skb;
     report.ifindex = ifindex;
     report.mark = member!(skb, skb_mark);

@@ -15,6 +15,7 @@
 mod emit;
 mod kernel;
 mod probe;
+mod program;
 mod tc;
 mod tracepoint;
 mod watched;

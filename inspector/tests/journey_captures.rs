@@ -47,6 +47,7 @@ fn read(device: u32, name: &str, text: &str) -> Vec<Sighting> {
             detail: None,
             flow: None,
             asked: None,
+            program: None,
             headers: None,
         };
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -209,6 +209,7 @@ impl Maker<'_> {
             detail: None,
             flow: None,
             asked: None,
+            program: None,
             headers: None,
         });
         self.made.last_mut()
@@ -920,6 +921,7 @@ fn a_million_sightings_are_bounded_and_accounted_for() {
             detail: None,
             flow: None,
             asked: None,
+            program: None,
             headers: None,
         });
         if number % 1_000 == 0 {
@@ -974,6 +976,7 @@ fn a_question_on_its_way_out_is_tied_to_no_packet_by_its_buffer() {
         detail: None,
         flow: None,
         asked: None,
+        program: None,
         headers: None,
     };
     let lookups = |tier| {

@@ -373,7 +373,6 @@ fn where_nobody_connects_nothing_is_observed() {
     let table = node.inspect(&["vip", "192.168.2.20", "--trace=100ms"]);
     assert!(table.out.contains("Observed: no connection in"), "{table:?}");
     assert!(table.out.contains("tc, netlink, tracepoint"), "{table:?}");
-    assert!(table.out.contains("not program: "), "{table:?}");
 }
 
 #[test]
@@ -714,6 +713,40 @@ fn doctor_says_which_tiers_there_are_and_why_not_the_others() {
         assert_eq!(ran.code, Some(3), "{without}: {ran:?}");
         agree(&doctor, &ran.json(), false);
     }
+}
+
+#[test]
+fn where_programs_cannot_be_traced_the_others_see_what_they_see() {
+    let node = Node::new("v1.21-tcx");
+    let reason = |ran: &Ran| {
+        let json = ran.json();
+        let tiers = json["observed"]["tiers"].as_array().expect("tiers");
+        let of = |name: &str| tiers.iter().find(|tier| tier["tier"] == name).expect("the tier");
+        for name in ["tc", "netlink", "tracepoint"] {
+            assert_eq!(of(name)["used"], true, "{tiers:?}");
+        }
+        let program = of("program");
+        let reason = program["reason"].as_str().map(str::to_owned);
+        assert_eq!(program["used"] == true, reason.is_none(), "{program}");
+        reason
+    };
+    // Some kernels refuse it to everybody.
+    let ran = traced(&node, &["192.168.2.20", "--count", "1"], || {
+        connect(&node, Ns::Client, "tcp", "192.168.2.20", 443, true);
+    });
+    assert_eq!(fate(&ran, "443/TCP", PATHS[0].1), is("dnat-before-neigh", "yes", "observed"));
+    if let Some(reason) = reason(&ran) {
+        assert!(reason.contains("refuses to trace programs (EPERM"), "{reason}");
+        let table = node.inspect(&["vip", "192.168.2.20", "--trace=50ms"]);
+        assert!(table.out.contains("not program: this kernel refuses"), "{table:?}");
+    }
+    // And every kernel to those who may not open programs.
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set", "-sys_admin", "--inh-caps", "-all"]);
+    command.arg(env!("CARGO_BIN_EXE_inspect"));
+    command.args(["vip", "192.168.2.20", "--trace=50ms", "-o", "json"]);
+    let ran = run(node.0.exec_in(Ns::Node, &mut command).expect("the node"));
+    assert_eq!(reason(&ran).as_deref(), Some("needs CAP_SYS_ADMIN"), "{ran:?}");
 }
 
 /// Checks that each kind of observers was used if doctor said so; and why not, in the same words.

@@ -38,6 +38,8 @@ pub const IN_MACHINES: [(&str, &[&str]); 3] = [
             "observers",
             "--test",
             "kprobes",
+            "--test",
+            "programs",
             "--",
             "--skip",
             "nothing_is_left_after_drop_panic_and_death",

@@ -3,6 +3,7 @@
 //! aya 0.14 opens a pin only for reading and writing and has no batch look-up; both matter here:
 //! the first keeps the promise not to modify anything, the second makes large maps quick to read.
 
+pub mod around;
 pub mod arrive;
 pub mod bpf;
 pub mod btf;

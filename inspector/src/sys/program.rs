@@ -222,8 +222,9 @@ pub fn program(id: u32) -> io::Result<ProgramInfo> {
 /// Opens the program with this id.
 ///
 /// # Errors
-/// The error of `BPF_PROG_GET_FD_BY_ID`.
-pub(super) fn open(id: u32) -> io::Result<OwnedFd> {
+/// The error of `BPF_PROG_GET_FD_BY_ID`: `ENOENT` if there is none (any more), `EPERM` without
+/// `CAP_SYS_ADMIN`.
+pub fn open(id: u32) -> io::Result<OwnedFd> {
     by_id(BPF_PROG_GET_FD_BY_ID, id)
 }
 
@@ -231,7 +232,7 @@ pub(super) fn open(id: u32) -> io::Result<OwnedFd> {
 ///
 /// # Errors
 /// The error of `BPF_OBJ_GET_INFO_BY_FD`.
-pub(super) fn info(fd: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
+pub fn info(fd: BorrowedFd<'_>) -> io::Result<ProgramInfo> {
     // No program may use more than 64 maps.
     let mut maps = [0_u32; 64];
     // The record's size must be the kernel's, which has been this since Linux 4.20; older kernels

@@ -8,7 +8,7 @@ use inspector_common::observe::{
 };
 use inspector_common::packet::{Details, Ip};
 
-use super::sighting::{Flow, Hook, Neighbour, Packet, Sighting, Tier};
+use super::sighting::{Flow, Hook, Neighbour, Packet, RanProgram, Sighting, Tier};
 
 /// Tiers by their number in events.
 pub(super) const TIERS: [(u8, Tier); 4] = [
@@ -49,10 +49,12 @@ pub(super) enum Undecoded {
     Unknown,
 }
 
-/// Makes a sighting of an event. `reasons` are the names of the reasons of drops, if known.
+/// Makes a sighting of an event. `reasons` are the names of the reasons of drops, if known;
+/// `named` knows the programs that are traced.
 pub(super) fn sighting(
     event: &Event,
     reasons: Option<&BTreeMap<u32, String>>,
+    named: impl FnOnce(u32) -> Option<RanProgram>,
 ) -> Result<Sighting, Undecoded> {
     // Exhaustive, so that a new field is not forgotten here.
     let Event {
@@ -71,6 +73,7 @@ pub(super) fn sighting(
         protocol,
         header_length,
         reserved: _,
+        program,
         headers,
     } = *event;
     let by_number = |wanted: u8| move |(number, _): &&(u8, _)| *number == wanted;
@@ -103,7 +106,7 @@ pub(super) fn sighting(
         (Hook::IcmpSend, Some(value)) => {
             Some(format!("type {}, code {}", value >> 8, value & 0xff))
         }
-        (Hook::ProgramExit, Some(value)) => Some(value.cast_signed().to_string()),
+        (Hook::ProgramExit, Some(value)) => Some(verdict(value.cast_signed())),
         _ => None,
     };
     Ok(Sighting {
@@ -115,11 +118,30 @@ pub(super) fn sighting(
         packet,
         neighbour: neighbour.ip().map(|address| Neighbour { address, state }),
         mark: (flags & FLAG_MARK != 0).then_some(mark),
+        program: (program != 0).then(|| named(program)).flatten(),
         detail,
         flow,
         asked: None,
         headers: Some(headers).filter(|headers| !headers.is_empty()).map(Into::into),
     })
+}
+
+/// What a program at tc returned, as number and name.
+fn verdict(returned: i32) -> String {
+    let name = match returned {
+        -1 => "TC_ACT_UNSPEC",
+        0 => "TC_ACT_OK",
+        1 => "TC_ACT_RECLASSIFY",
+        2 => "TC_ACT_SHOT",
+        3 => "TC_ACT_PIPE",
+        4 => "TC_ACT_STOLEN",
+        5 => "TC_ACT_QUEUED",
+        6 => "TC_ACT_REPEAT",
+        7 => "TC_ACT_REDIRECT",
+        8 => "TC_ACT_TRAP",
+        other => return other.to_string(),
+    };
+    format!("{returned} {name}")
 }
 
 /// Reads the headers of a packet that is `length` long.

@@ -14,6 +14,7 @@ mod neighbours;
 pub mod observe;
 mod offsets;
 pub mod pcapng;
+mod program;
 pub mod session;
 pub mod sighting;
 

@@ -112,6 +112,7 @@ fn notification(kind: u16, body: &[u8], now: u64) -> Option<Sighting> {
         detail: (kind == DELETED).then(|| "the entry is deleted".to_owned()),
         flow: None,
         asked: None,
+        program: None,
         headers: None,
     })
 }

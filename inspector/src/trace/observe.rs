@@ -32,6 +32,7 @@ use super::decode::{self, HOOKS, TIERS, Undecoded};
 use super::device::{Device, LinkLayer};
 use super::neighbours::Neighbours;
 use super::offsets::{self, Kernel};
+use super::program::{self, Programs};
 use super::sighting::{Hook, Sighting, Tier};
 use crate::sys::tc::Direction;
 
@@ -146,9 +147,6 @@ pub struct HookCount {
     pub lost: u64,
 }
 
-const NO_PROGRAM_TIER: &str =
-    "this version does not trace the entry and exit of Cilium's own programs";
-
 /// Why something of [`Plan::avoid`] is not attached.
 const AVOIDED: &str = "it is to be left alone";
 
@@ -249,6 +247,7 @@ pub struct Observers {
     counts: PerCpuArray<MapData, Count>,
     events: RingBuf<MapData>,
     neighbours: Option<Neighbours>,
+    programs: Option<Programs>,
     /// Names of the reasons of drops, where they are known.
     reasons: Option<&'static BTreeMap<u32, String>>,
     status: Vec<TierStatus>,
@@ -287,7 +286,8 @@ impl Observers {
             None
         };
 
-        let is_read = wants(Tier::Tracepoint) || wants(Tier::Kprobe);
+        let reads = [Tier::Tracepoint, Tier::Kprobe, Tier::Program];
+        let is_read = reads.into_iter().any(wants);
         let mut loader = loader(is_read);
         let kernel = is_read.then(offsets::kernel);
         let settings = Settings {
@@ -335,11 +335,15 @@ impl Observers {
         if wants(Tier::Kprobe) {
             status.push(attach_kprobes(&mut ebpf, kernel, &traced, &plan.avoid));
         }
-        if wants(Tier::Program) {
-            let why = NO_PROGRAM_TIER;
-            let hook = "entry and exit of Cilium's programs".to_owned();
-            let missing = vec![(hook, why.to_owned())];
-            status.push(self::status(Tier::Program, Vec::new(), Vec::new(), missing));
+        let mut programs = None;
+        if wants(Tier::Program)
+            && let Some(kernel) = kernel
+        {
+            let devices = wanted.iter().filter(|one| one.2 == Direction::Ingress);
+            let devices = devices.map(|one| (one.0.clone(), one.1.ifindex)).collect();
+            let found = Programs::start(&ebpf, object, kernel, settings.netns, devices);
+            status.push(found.status());
+            programs = Some(found);
         }
         Ok(Self {
             clsact,
@@ -347,6 +351,7 @@ impl Observers {
             events: take(&mut ebpf, name::EVENTS)?,
             _ebpf: ebpf,
             neighbours,
+            programs,
             reasons: kernel.map(|kernel| &kernel.reasons),
             status,
             malformed: 0,
@@ -371,7 +376,7 @@ impl Observers {
         while let Some(item) = self.events.next() {
             let event = Event::read_from_bytes(&item)
                 .map_err(|_| TraceError::Mismatch(format!("an event of {} bytes", item.len())))?;
-            match decode::sighting(&event, self.reasons) {
+            match decode::sighting(&event, self.reasons, |id| self.programs.as_ref()?.named(id)) {
                 Ok(sighting) => return Ok(Some(sighting)),
                 Err(Undecoded::Malformed) => self.malformed += 1,
                 Err(Undecoded::Unknown) => {
@@ -382,9 +387,23 @@ impl Observers {
                 }
             }
         }
-        match &mut self.neighbours {
-            Some(neighbours) => neighbours.next().map_err(TraceError::Netlink),
-            None => Ok(None),
+        let next = match &mut self.neighbours {
+            Some(neighbours) => neighbours.next().map_err(TraceError::Netlink)?,
+            None => None,
+        };
+        if next.is_none() {
+            self.follow();
+        }
+        Ok(next)
+    }
+
+    /// Traces the programs that have taken the place of others meanwhile.
+    fn follow(&mut self) {
+        if let Some(programs) = &mut self.programs
+            && programs.follow()
+            && let Some(status) = self.status.iter_mut().find(|one| one.tier == Tier::Program)
+        {
+            *status = programs.status();
         }
     }
 
@@ -460,7 +479,7 @@ impl fmt::Debug for Observers {
 }
 
 /// Inode number of this thread's network namespace, by which the kernel's structures name it.
-fn netns() -> io::Result<u32> {
+pub(super) fn netns() -> io::Result<u32> {
     use std::os::unix::fs::MetadataExt as _;
     let inode = std::fs::metadata("/proc/thread-self/ns/net")?.ino();
     u32::try_from(inode).map_err(|_| io::ErrorKind::InvalidData.into())
@@ -755,7 +774,7 @@ pub struct Prospect {
 }
 
 /// What each kind of observers can be on this node, for this process and in the network namespace of
-/// this thread. It looks only: nothing is loaded or attached. `has` says whether a capability is
+/// this thread. It looks only: nothing is attached. `has` says whether a capability is
 /// held, and `lockdown` is the kernel's.
 #[must_use]
 pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Prospect> {
@@ -773,6 +792,8 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
     } else {
         "clsact, in front of Cilium's filter (tcx needs Linux 6.6)"
     };
+    let program =
+        lacks(&program::CAPABILITIES).or_else(|| kernel.base.clone()).or_else(program::refusal);
     [
         // The verifier takes its arithmetic with pointers from those alone who have CAP_PERFMON.
         (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON"]), tc)),
@@ -788,7 +809,7 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
             Tier::Kprobe,
             or(traced.or_else(|| no_kprobes(kernel)), "functions that tracepoints do not cover"),
         ),
-        (Tier::Program, Err(NO_PROGRAM_TIER.to_owned())),
+        (Tier::Program, or(program, "entry and exit of Cilium's programs at ingress")),
     ]
     .map(|(tier, found)| Prospect { tier, found })
     .into()

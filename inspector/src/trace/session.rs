@@ -267,6 +267,13 @@ impl Session {
             })
             .collect();
         self.watched.joined = self.joiner.counts();
+        // Its programs can be replaced meanwhile.
+        let is_program = |tier| tier == super::sighting::Tier::Program;
+        if let Some(status) = self.observers.status().iter().find(|one| is_program(one.tier))
+            && let Some(tier) = self.watched.tiers.iter_mut().find(|one| is_program(one.tier))
+        {
+            *tier = tier_use(status);
+        }
         Ok(())
     }
 

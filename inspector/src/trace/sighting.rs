@@ -94,7 +94,11 @@ pub struct Sighting {
     /// The packet's mark.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mark: Option<u32>,
-    /// What the program returned, or the name of the reason of a drop.
+    /// The program that was entered or has returned, at [`Hook::ProgramEntry`] and
+    /// [`Hook::ProgramExit`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<RanProgram>,
+    /// What the program returned, as number and name, or the name of the reason of a drop.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
     /// The question of a route look-up, at [`Hook::Route`] of a tracepoint, where the packet itself
@@ -109,6 +113,15 @@ pub struct Sighting {
     /// alone. They are for captures and stay out of JSON.
     #[serde(skip)]
     pub headers: Option<Box<[u8]>>,
+}
+
+/// A program of Cilium's that ran.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
+pub struct RanProgram {
+    /// Its id.
+    pub id: u32,
+    /// Its name: `cil_from_netdev`.
+    pub name: String,
 }
 
 /// What the kernel looked a route up for, and what it found.

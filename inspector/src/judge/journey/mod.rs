@@ -93,6 +93,10 @@ pub struct Translation {
     /// The source that the packet got instead of the client's, where it got another.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// Cilium's program that made it, where its entry and exit are watched:
+    /// `cil_from_netdev (program 4711, returned TC_ACT_REDIRECT 7)`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<String>,
     /// Where it was first seen.
     pub hook: Hook,
     /// On which device.
@@ -289,10 +293,32 @@ impl<'j> View<'j> {
             seen,
             backend: endpoint(backend),
             source: new_source.map(endpoint),
+            by: self.translated_by(step),
             hook: step.sighting.hook,
             device: self.device(step.sighting.ifindex),
             after_ns: self.after_ns(step),
         })
+    }
+
+    /// The program at whose exit a packet was first seen translated. It entered with the VIP: else
+    /// somebody else may have translated before.
+    fn translated_by(&self, exit: &Step) -> Option<String> {
+        let program = exit.sighting.program.as_ref()?;
+        let entered = self.requests().any(|(step, packet)| {
+            step.sighting.hook == Hook::ProgramEntry
+                && step.sighting.program.as_ref() == Some(program)
+                && step.sighting.ifindex == exit.sighting.ifindex
+                && self.carries_vip(packet)
+        });
+        if exit.sighting.hook != Hook::ProgramExit || !entered {
+            return None;
+        }
+        let returned = exit.sighting.detail.as_deref().unwrap_or_default();
+        let returned = match returned.split_once(' ') {
+            Some((number, name)) => format!("{name} {number}"),
+            None => returned.to_owned(),
+        };
+        Some(format!("{} (program {}, returned {returned})", program.name, program.id))
     }
 
     /// A packet that carries the VIP and the mark for the local proxy: not as it arrived, but as
@@ -479,15 +505,20 @@ impl<'j> View<'j> {
         VipLookups::None
     }
 
-    /// The drop of a packet that carries the VIP, where BPF programs drop.
-    fn dropped_in_bpf(&self) -> Option<Seen> {
-        self.requests().filter(|(_, packet)| self.carries_vip(packet)).find_map(|(step, _)| {
+    /// The drop of a packet where BPF programs drop: of one that carries the VIP still, or of one
+    /// that is translated.
+    fn dropped_in_bpf(&self, translated: bool) -> Option<Seen> {
+        let mut requests =
+            self.requests().filter(|(_, packet)| self.carries_vip(packet) != translated);
+        requests.find_map(|(step, _)| {
             let sighting = &step.sighting;
             let on = self.context.device(sighting.ifindex);
             let why = match sighting.hook {
                 Hook::Drop => {
                     let reason = reason(sighting.detail.as_deref());
-                    is_of_bpf(&reason).then(|| format!("dropped in BPF on {on} ({reason})"))
+                    // What is dropped when it leaves had got there translated.
+                    let counts = is_of_bpf(&reason) && !(translated && reason == "TC_EGRESS");
+                    counts.then(|| format!("dropped in BPF on {on} ({reason})"))
                 }
                 Hook::ProgramExit => {
                     let code = sighting.detail.as_deref()?.split_whitespace().next()?;
@@ -577,12 +608,22 @@ impl<'j> View<'j> {
             );
             return (Outcome::Unknown, why, lookups);
         }
+        // A policy, mostly: Cilium looks at it once it knows the backend.
+        if let Some(Seen { why, attempts: dropped }) = self.dropped_in_bpf(true) {
+            if dropped < attempts {
+                let why = format!("the client tried {attempts} times; {dropped} of them: {why}");
+                return (Outcome::Unknown, why, lookups);
+            }
+            let why = format!("translated to {}, and {why}", translation.backend);
+            return (Outcome::Dropped, why, lookups);
+        }
         if *path == SeenPath::SocketOnHost && !translation.seen {
             let why = "a reply of a backend was seen, and not where the packet was translated";
             return (Outcome::Unknown, why.to_owned(), lookups);
         }
         let why = if translation.seen {
-            format!("seen translated to {}", translation.backend)
+            let by = translation.by.as_ref().map_or_else(String::new, |by| format!(" by {by}"));
+            format!("seen translated to {}{by}", translation.backend)
         } else {
             format!("the reply of {} was seen", translation.backend)
         };
@@ -627,7 +668,7 @@ impl<'j> View<'j> {
             VipLookups::Seen { for_packet, .. } => *for_packet,
             _ => 0,
         };
-        let seen = if let Some(seen) = self.dropped_in_bpf() {
+        let seen = if let Some(seen) = self.dropped_in_bpf(false) {
             (Outcome::Dropped, seen)
         } else if let Some((_, seen)) = in_stack {
             (Outcome::Untranslated, seen)
@@ -889,7 +930,9 @@ impl fmt::Display for Conclusion {
                     write!(f, " from {source}")?;
                 }
                 let on = one.device.as_ref().map_or_else(String::new, |on| format!(" on {on}"));
-                if one.seen {
+                if let Some(by) = &one.by {
+                    write!(f, " by {by}{on} after {}", duration(one.after_ns))?;
+                } else if one.seen {
                     write!(f, " ({}{on}, {})", hook_name(one.hook), duration(one.after_ns))?;
                 } else {
                     write!(f, " (inferred from its reply{on}, {})", duration(one.after_ns))?;

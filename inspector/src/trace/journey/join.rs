@@ -1060,8 +1060,14 @@ fn is_alike(step: &Step, direction: Direction, tie: Tie, sighting: &Sighting) ->
     (step.direction, step.tie, one.hook, one.tier, one.ifindex)
         == (direction, tie, sighting.hook, sighting.tier, sighting.ifindex)
         && shape(&one.packet) == shape(&sighting.packet)
-        && (&one.neighbour, one.mark, &one.detail, &one.flow)
-            == (&sighting.neighbour, sighting.mark, &sighting.detail, &sighting.flow)
+        && (&one.neighbour, one.mark, &one.detail, &one.flow, &one.program)
+            == (
+                &sighting.neighbour,
+                sighting.mark,
+                &sighting.detail,
+                &sighting.flow,
+                &sighting.program,
+            )
 }
 
 /// Adds a sighting to some steps; the number of steps for which there was no room.
