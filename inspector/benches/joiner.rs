@@ -109,6 +109,7 @@ fn sightings(number: u32, traffic: Traffic) -> [Sighting; 4] {
             packet: (!is_flow).then_some(packet),
             neighbour: None,
             mark: Some(0),
+            program: None,
             detail: (hook == Hook::Drop).then(|| "NO_SOCKET".to_owned()),
             asked: None,
             headers: Some(vec![0; 40].into()),

