@@ -12,7 +12,7 @@ use inspector::judge::{Outcome, Served};
 use inspector::trace::journey::{
     Context, Device, DeviceKind, Direction, FrontendAddress, Joiner, Journey, Limits, Tie,
 };
-use inspector::trace::sighting::{Flow, Hook, Neighbour, Packet, Sighting, Tier};
+use inspector::trace::sighting::{Flow, Hook, Neighbour, Packet, RanProgram, Sighting, Tier};
 use proptest::prelude::*;
 
 const LO: u32 = 1;
@@ -996,4 +996,70 @@ fn a_question_on_its_way_out_is_tied_to_no_packet_by_its_buffer() {
     assert!(!lookups(Tier::Tracepoint).contains(&Tie::Skb));
     // What a kprobe names is the packet that waits.
     assert_eq!(lookups(Tier::Kprobe), [Tie::Skb]);
+}
+
+/// A policy denies what was translated: that is no translation that leads anywhere.
+#[test]
+fn what_a_program_translates_and_drops_is_dropped_and_what_it_redirects_is_translated() {
+    let syn = Packet {
+        source: ip(false, [192, 168, 2, 50]),
+        destination: vip(false),
+        protocol: TCP,
+        ports: Some((40_000, 443)),
+        tcp: Some((7, 0, SYN)),
+        icmp: None,
+        quoted: None,
+        ip_id: 1,
+        flow_label: 0,
+        ttl: 64,
+        fragment: false,
+        length: 60,
+        payload_length: 0,
+    };
+    let (pod, port) = local(false, LXC1);
+    let translated = Packet { destination: pod, ports: Some((40_000, port)), ..syn.clone() };
+    let tiers = [Tier::Tc, Tier::Tracepoint, Tier::Program].into();
+    let seen = |code: &str, dropped: bool| {
+        let program = RanProgram { id: 4711, name: "cil_from_netdev".to_owned() };
+        let mut joiner = Joiner::new(context(), Limits::default());
+        let mut add = |after_ns, tier, hook, packet: &Packet, detail: Option<&str>| {
+            joiner.add(Sighting {
+                monotonic_ns: START_NS + after_ns,
+                hook,
+                tier,
+                ifindex: ENO1,
+                skb: Some(0xffff_8880_0000_1000),
+                packet: Some(packet.clone()),
+                neighbour: None,
+                mark: None,
+                detail: detail.map(str::to_owned),
+                flow: None,
+                asked: None,
+                program: (tier == Tier::Program).then(|| program.clone()),
+                headers: None,
+            });
+        };
+        add(0, Tier::Tracepoint, Hook::Receive, &syn, None);
+        add(10, Tier::Program, Hook::ProgramEntry, &syn, None);
+        add(20, Tier::Program, Hook::ProgramExit, &translated, Some(code));
+        if dropped {
+            add(30, Tier::Tracepoint, Hook::Drop, &translated, Some("TC_INGRESS"));
+        }
+        let journeys = joiner.finish(START_NS + 10_000 * MS);
+        assert_eq!(journeys.len(), 1);
+        conclude(&journeys[0], &context(), &watched(&tiers))
+    };
+    let by = |verdict: &str| Some(format!("cil_from_netdev (program 4711, returned {verdict})"));
+    let of = |one: &Conclusion| one.translation.as_ref().and_then(|one| one.by.clone());
+    for dropped in [false, true] {
+        let one = seen("2 TC_ACT_SHOT", dropped);
+        assert_eq!((one.outcome, one.served), (Outcome::Dropped, Served::No), "{one}");
+        assert_eq!(of(&one), by("TC_ACT_SHOT 2"));
+        assert!(one.why.contains("Cilium's program on eno1 dropped it"), "{}", one.why);
+    }
+    let one = seen("7 TC_ACT_REDIRECT", false);
+    assert_eq!((one.outcome, one.served), (Outcome::DnatBeforeNeigh, Served::No), "{one}");
+    assert_eq!(of(&one), by("TC_ACT_REDIRECT 7"));
+    let text = format!("translated to {pod}:{port} by cil_from_netdev (program 4711, returned");
+    assert!(one.to_string().contains(&text), "{one}");
 }

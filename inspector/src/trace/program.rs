@@ -191,27 +191,14 @@ impl Programs {
                 .into_iter()
                 .collect();
         }
-        if let Some((ebpf, bytes)) = first
-            && !found.is_empty()
-            && let Err(why) = self.prepare(ebpf, bytes)
-        {
-            self.reason = Some(why);
-            return true;
-        }
-        let room = MOST.saturating_sub(self.traced.len());
-        for one in found.split_off(room.min(found.len())) {
-            let why = format!("more than {MOST} programs are not traced");
-            self.refused.insert(one.info.id, (one.label(), why));
-        }
-        for (one, result) in self.trace_all(found) {
-            match result {
-                Ok(links) => {
-                    self.names.insert(one.info.id, one.name.clone());
-                    self.traced.insert(one.info.id, Traced { name: one.name, _links: links });
-                }
-                Err(why) => {
-                    self.refused.insert(one.info.id, (one.label(), why));
-                }
+        if let Some((ebpf, bytes)) = first {
+            // Where nothing can be traced, nothing has to be made ready.
+            let refused = found.iter().find(|one| one.function.is_some());
+            let refused = refused.and_then(Found::refusal);
+            let prepared = refused.map_or_else(|| self.prepare(ebpf, bytes), Err);
+            if let Err(why) = prepared {
+                self.reason = Some(why);
+                return true;
             }
         }
         // Between the end of one and the beginning of the next something may have come by.
@@ -232,6 +219,22 @@ impl Programs {
         self.traced.retain(|id, _| attached.contains(id));
         self.refused.retain(|id, _| attached.contains(id));
         self.others.retain(|id| attached.contains(id));
+        let room = MOST.saturating_sub(self.traced.len());
+        for one in found.split_off(room.min(found.len())) {
+            let why = format!("more than {MOST} programs are not traced");
+            self.refused.insert(one.info.id, (one.label(), why));
+        }
+        for (one, result) in self.trace_all(found) {
+            match result {
+                Ok(links) => {
+                    self.names.insert(one.info.id, one.name.clone());
+                    self.traced.insert(one.info.id, Traced { name: one.name, _links: links });
+                }
+                Err(why) => {
+                    self.refused.insert(one.info.id, (one.label(), why));
+                }
+            }
+        }
         self.seen = now;
         true
     }
@@ -344,22 +347,20 @@ impl Programs {
         let mut whole: Vec<u32> = Vec::new();
         for (device, ifindex) in &self.devices {
             let here = self.seen.get(ifindex);
-            let mut is_whole = false;
+            let (before, without) = (attached.len(), missing.len());
             for id in here.into_iter().flatten() {
                 if let Some(traced) = self.traced.get(id) {
                     attached.push(format!("{} on {device} (program {id})", traced.name));
-                    is_whole = true;
                 } else if let Some((what, why)) = self.refused.get(id) {
                     missing.push((format!("{what} on {device}"), why.clone()));
                 }
             }
             for (_, what) in self.replaced.iter().filter(|(on, _)| on == device) {
-                is_whole = false;
-                let why = "it was replaced, and something may have come by until its successor was \
-                           traced";
+                let why = "it is not attached there any more, and what came by until another one \
+                           was traced was not seen";
                 missing.push((format!("{what} on {device}"), why.to_owned()));
             }
-            if is_whole {
+            if attached.len() > before && missing.len() == without {
                 whole.push(*ifindex);
             }
         }
@@ -431,8 +432,7 @@ fn sentence(refused: &Refused) -> String {
         // CAP_SYS_ADMIN holds the others.
         Some(libc::EPERM) if holds("CAP_SYS_ADMIN") => LOCKED.to_owned(),
         Some(libc::EPERM) => format!("{refused}: needs {}", CAPABILITIES.join(", ")),
-        // `ENOTSUPP`: no trampolines on this processor.
-        Some(524) => "this kernel cannot trace programs on this kind of processor".to_owned(),
+        Some(ENOTSUPP) => "this kernel cannot trace programs on this kind of processor".to_owned(),
         _ => refused.to_string(),
     }
 }
@@ -441,21 +441,13 @@ fn sentence(refused: &Refused) -> String {
 /// one that does nothing is loaded for one of Cilium's. Why not, in one clause, in the words of
 /// [`Programs::status`]. Where there is none of Cilium's, nothing speaks against it.
 pub(super) fn refusal() -> Option<String> {
-    /// `r0 = 0; exit`
-    const NOTHING: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
     let attached = crate::collect::programs::attached_now().ok()?;
-    let mut found = attached.iter().filter_map(|(_, _, id)| Found::open(*id).ok()?);
-    let (found, function) = found.find_map(|one| one.function.map(|function| (one, function)))?;
-    let around = Around {
-        name: name::AROUND[0],
-        instructions: &NOTHING,
-        license: c"Dual MIT/GPL",
-        when: When::Entry,
-        target: found.fd.as_fd(),
-        function,
-    };
-    around::load(&around).err().map(|error| sentence(&error))
+    let found = attached.iter().filter_map(|(_, _, id)| Found::open(*id).ok()?);
+    found.filter(|one| one.function.is_some()).take(1).find_map(|one| one.refusal())
 }
+
+/// The kernel's own number where there are no trampolines for this processor.
+const ENOTSUPP: i32 = 524;
 
 fn holds(capability: &str) -> bool {
     host::capabilities().is_ok_and(|held| held.iter().any(|one| one == capability))
@@ -476,6 +468,24 @@ impl Found {
         let whole = function.and_then(|id| btf.as_ref()?.function(id));
         let name = whole.unwrap_or(&info.name).to_owned();
         Ok(is_ciliums(&name).then(|| Self { info, fd, name, function }))
+    }
+
+    /// Why this kernel lets no program be traced, if it refuses that with `EPERM`: a program that
+    /// does nothing is loaded for this one, and not attached.
+    fn refusal(&self) -> Option<String> {
+        /// `r0 = 0; exit`
+        const NOTHING: [[u8; 8]; 2] = [[0xb7, 0, 0, 0, 0, 0, 0, 0], [0x95, 0, 0, 0, 0, 0, 0, 0]];
+        let around = Around {
+            name: name::AROUND[0],
+            instructions: &NOTHING,
+            license: c"Dual MIT/GPL",
+            when: When::Entry,
+            target: self.fd.as_fd(),
+            function: self.function?,
+        };
+        let refused = around::load(&around).err()?;
+        let is_general = matches!(refused.source.raw_os_error(), Some(libc::EPERM | ENOTSUPP));
+        is_general.then(|| sentence(&refused))
     }
 
     fn label(&self) -> String {

@@ -222,11 +222,14 @@ fn btf(functions: &[&str], section: bool) -> OwnedFd {
         types.extend([string("limit"), 14 << 24, 1, 1]);
         types.extend([string(".rodata.config"), 15 << 24 | 2, 8, 3, 0, 1, 4, 4, 4]);
     } else {
-        // 2: the prototype; 3 and on: the functions, global ones.
-        types.extend([0, 13 << 24, 1]);
+        // 2: the prototype; 3 and on: the functions, global ones; then what they take.
+        let context = 3 + u32::try_from(functions.len()).expect("few");
+        types.extend([0, 13 << 24 | 1, 1, string("skb"), context]);
         for function in functions {
             types.extend([string(function), 12 << 24 | 1, 2]);
         }
+        types.extend([0, 2 << 24, context + 1]);
+        types.extend([string("__sk_buff"), 4 << 24, 0]);
     }
     let types: Vec<u8> = types.into_iter().flat_map(u32::to_ne_bytes).collect();
     let length = |part: &[u8]| u32::try_from(part.len()).expect("short");

@@ -177,9 +177,12 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     if from == From::Outside && service::is_for_none::<V6>(&old) {
         return packet::drop(ctx, Reason::NoService);
     }
-    if !opening && let Some(known) = FLOWS.get_ptr(old) {
+    // One for both ways: kernels before Linux 6.6 round the stack of each function up, and what is
+    // called here takes the rest.
+    let mut new = old;
+    if !opening && let Some(known) = FLOWS.get_ptr(&old) {
         // SAFETY: a found entry is valid while this program runs; it is copied at once.
-        let new = unsafe { *known };
+        new = unsafe { *known };
         return forward::<V6>(ctx, l3, l4, &old, &new);
     }
     if from == From::Pod {
@@ -187,7 +190,6 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     }
     let outside = from == From::Outside;
     let mut note = Note { backend: 0, rev_nat: 0, opening, outside, local: false, pod: false };
-    let mut new = old;
     match balance::<V6>(ctx, &old, &mut new, &mut note) {
         NO_SERVICE => pass::<V6>(ctx, l3),
         BALANCED => {

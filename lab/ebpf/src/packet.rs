@@ -6,7 +6,7 @@ use aya_ebpf::bindings::{
 };
 use aya_ebpf::helpers::generated::{
     bpf_csum_diff, bpf_fib_lookup as fib_lookup, bpf_redirect, bpf_redirect_neigh,
-    bpf_redirect_peer, bpf_skb_change_head,
+    bpf_redirect_peer, bpf_skb_change_head, bpf_skb_load_bytes,
 };
 use aya_ebpf::programs::TcContext;
 
@@ -58,8 +58,19 @@ pub fn parse<const V6: bool>(ctx: &TcContext, l3: u32) -> Option<(Tuple, u32)> {
     let at = l3 as usize;
     if V6 {
         tuple.protocol = ctx.load(at + 6).ok()?;
-        tuple.source = ctx.load(at + 8).ok()?;
-        tuple.destination = ctx.load(at + 24).ok()?;
+        // Straight to where it belongs: a value in between takes stack of its own.
+        // SAFETY: the context is the one that the kernel gave, and both addresses lie side by side.
+        let failed = unsafe {
+            bpf_skb_load_bytes(
+                ctx.skb.skb.cast(),
+                l3 + 8,
+                core::ptr::from_mut(&mut tuple).cast(),
+                32,
+            )
+        };
+        if failed != 0 {
+            return None;
+        }
         l4 = l3 + 40;
     } else {
         let first: u8 = ctx.load(at).ok()?;
