@@ -117,7 +117,7 @@ pub(super) fn apply(
         counts: counts(&weighed),
         tiers: tiers(&trace.watched),
         lost: trace.watched.counts.iter().filter(|count| count.lost > 0).copied().collect(),
-        not_observed: needed(evidence, not_observed),
+        not_observed: needed(evidence, not_observed, &weighed),
         without_vip: trace.watched.joined.without_vip,
         conclusions: weighed.into_iter().map(|one| one.conclusion).collect(),
     };
@@ -680,13 +680,17 @@ fn counts(weighed: &[Weighed]) -> Vec<PathCount> {
     counts
 }
 
-/// What is needed to observe the paths on which nothing came.
-fn needed(evidence: &Evidence, paths: Vec<String>) -> Vec<String> {
+/// What is needed to observe the paths on which nothing came. Where something else came meanwhile,
+/// a device has its client.
+fn needed(evidence: &Evidence, paths: Vec<String>, weighed: &[Weighed]) -> Vec<String> {
+    let came: BTreeSet<String> =
+        weighed.iter().map(|one| one.conclusion.path.to_string()).collect();
     let no_client = |path: &str| {
         let network = evidence.network.as_ref()?;
         network.wireguard.iter().find_map(|device| {
             let name = &network.link(device.ifindex)?.name;
-            let nobody = device.peers.iter().all(|peer| peer.handshake_s.is_none());
+            let nobody = device.peers.iter().all(|peer| peer.handshake_s.is_none())
+                && !came.contains(&format!("forwarded via {name}"));
             (nobody && path.starts_with(&format!("forwarded via {name} "))).then(|| {
                 format!("{name} has {} peers and no handshake yet: no client", device.peers.len())
             })
@@ -704,7 +708,8 @@ fn needed(evidence: &Evidence, paths: Vec<String>) -> Vec<String> {
         .collect()
 }
 
-/// Takes back what no longer holds once packets were seen: that no backend was tried.
+/// Takes back what no longer holds once packets were seen: that no backend was tried, that no client
+/// ever came in by a device.
 pub(super) fn outdated(
     finding: &Finding,
     observation: &Observation,
@@ -713,7 +718,12 @@ pub(super) fn outdated(
     let tried = |frontend: &str| {
         observation.conclusions.iter().any(|one| is_of(one, frontend) && tried_backend(one))
     };
-    finding.id == FindingId::BackendNotProbed && paths.iter().all(|path| tried(&path.frontend))
+    let came = |path: &str| observation.conclusions.iter().any(|one| one.path.to_string() == path);
+    match finding.id {
+        FindingId::BackendNotProbed => paths.iter().all(|path| tried(&path.frontend)),
+        FindingId::NoClientYet => finding.path.as_deref().is_some_and(came),
+        _ => false,
+    }
 }
 
 /// Whether a backend was asked, and what it said, if anything, was awaited.
