@@ -177,12 +177,20 @@ fn is_served(capture: &str, vip: &str, sources: [&str; 2]) {
 #[test]
 fn the_whole_way_is_seen_without_a_client() {
     is_served("v1.21-tcx", WEB, ["192.168.2.77:", "10.90.0.77:"]);
-    is_served("v1.18-clsact", WEB, ["192.168.2.77:", "10.90.0.77:"]);
 }
 
 #[test]
 fn the_whole_way_is_seen_over_ipv6() {
     is_served("v1.21-tcx", "fd00:2::20", ["[fd00:2::77]:", "[fd00:90::77]:"]);
+}
+
+#[test]
+fn the_whole_way_is_seen_in_front_of_clsact_filters() {
+    is_served("v1.18-clsact", WEB, ["192.168.2.77:", "10.90.0.77:"]);
+}
+
+#[test]
+fn the_whole_way_is_seen_over_ipv6_in_front_of_clsact_filters() {
     is_served("v1.18-clsact", "fd00:2::20", ["[fd00:2::77]:", "[fd00:90::77]:"]);
 }
 

@@ -176,12 +176,20 @@ fn is_proved(capture: &str, vip: &str) {
 #[test]
 fn a_served_vip_is_proved_on_both_paths() {
     is_proved("v1.21-tcx", "192.168.2.20");
-    is_proved("v1.18-clsact", "192.168.2.20");
 }
 
 #[test]
 fn a_served_ipv6_vip_is_proved_on_both_paths() {
     is_proved("v1.21-tcx", "fd00:2::20");
+}
+
+#[test]
+fn a_served_vip_is_proved_in_front_of_clsact_filters() {
+    is_proved("v1.18-clsact", "192.168.2.20");
+}
+
+#[test]
+fn a_served_ipv6_vip_is_proved_in_front_of_clsact_filters() {
     is_proved("v1.18-clsact", "fd00:2::20");
 }
 
