@@ -100,7 +100,7 @@ fn sightings(number: u32, traffic: Traffic) -> [Sighting; 4] {
             tier,
             ifindex: if is_translated { 10 } else { 2 },
             skb: (tier == Tier::Tracepoint && !is_flow).then_some(skb),
-            flow: is_flow.then(|| Flow {
+            flow: is_flow.then_some(Flow {
                 source: packet.source,
                 destination: packet.destination,
                 protocol: packet.protocol,
