@@ -850,8 +850,9 @@ fn traffic_through_a_watched_device_is_byte_for_byte_the_same() {
 /// Until they are attached, most of the time is the verifier's.
 #[test]
 fn the_verifier_goes_over_no_program_many_times() {
-    /// How often, on the average of all instructions of a program.
-    const TIMES: u32 = 4;
+    // How often, on the average of all instructions of a program. Older verifiers know less of what
+    // they need not look at again.
+    let times = if release() >= (6, 6) { 4 } else { 40 };
     let (node, _client) = node_and_client();
     node.run(|| {
         let egress = vec![DEVICE.to_owned()];
@@ -872,7 +873,7 @@ fn the_verifier_goes_over_no_program_many_times() {
             let name = program.name_as_str().unwrap_or_default();
             let verified = program.verified_instruction_count().expect("Linux 5.16");
             let all = program.size_translated().expect("a size") / 8;
-            assert!(verified <= TIMES * all, "{name}: {verified} for {all} instructions");
+            assert!(verified <= times * all, "{name}: {verified} for {all} instructions");
             seen += 1;
         }
         let tracepoints = observers.status().iter().find(|one| one.tier == Tier::Tracepoint);
