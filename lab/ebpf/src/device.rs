@@ -180,7 +180,7 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     // One for both ways: kernels before Linux 6.6 round the stack of each function up, and what is
     // called here takes the rest.
     let mut new = old;
-    if !opening && let Some(known) = FLOWS.get_ptr(&old) {
+    if !opening && let Some(known) = FLOWS.get_ptr(old) {
         // SAFETY: a found entry is valid while this program runs; it is copied at once.
         new = unsafe { *known };
         return forward::<V6>(ctx, l3, l4, &old, &new);
