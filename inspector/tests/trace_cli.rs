@@ -1,6 +1,7 @@
 //! `inspect vip --trace` and `inspect trace`: real connections through a lab's node, watched from
 //! the command line, and the verdict on them. Needs root.
 
+mod net;
 mod node;
 mod run;
 
@@ -20,6 +21,11 @@ use node::Node;
 use run::{Ran, inspect, run, sealed};
 use serde_json::Value;
 use tempfile::TempDir;
+
+/// The newest capture whose programs this kernel can attach: before Linux 6.6 there is no tcx.
+fn newest() -> &'static str {
+    if net::release() >= (6, 6) { "v1.21-tcx" } else { "v1.18-clsact" }
+}
 
 /// The program at work on a node, whose hooks are live.
 struct Watching {
@@ -222,7 +228,7 @@ fn without_ciliums_program_the_look_up_of_the_vip_is_seen() {
 
 #[test]
 fn a_frontend_without_backend_is_seen_to_reject() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     let ran = traced(&node, &["192.168.2.29", "--count", "1"], || {
         connect(&node, Ns::Client, "tcp", "192.168.2.29", 80, false);
     });
@@ -255,7 +261,7 @@ fn a_backend_that_refuses_is_told_from_a_datapath_that_does_not_work() {
 
 #[test]
 fn a_backend_that_says_nothing_is_not_served_whatever_is_programmed() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     for pod in [1, 2] {
         node.ip(Ns::Pod(pod), "route add blackhole 192.168.2.50");
     }
@@ -272,7 +278,7 @@ fn a_backend_that_says_nothing_is_not_served_whatever_is_programmed() {
 
 #[test]
 fn a_silent_backend_elsewhere_was_sent_the_packet() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     node.ip(Ns::Host60, "route add blackhole 192.168.2.10/32");
     let ran = traced(&node, &["192.168.2.32", "--count", "1"], || {
         connect(&node, Ns::Client, "tcp", "192.168.2.32", 80, false);
@@ -285,7 +291,7 @@ fn a_silent_backend_elsewhere_was_sent_the_packet() {
 
 #[test]
 fn a_remote_backend_has_its_next_hop_looked_up_and_the_vip_never() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     node.ip(Ns::Node, "neigh flush to 192.168.2.60");
     let ran = traced(&node, &["192.168.2.32", "--count", "2"], || {
         for (from, _) in PATHS {
@@ -534,7 +540,7 @@ fn readiness_is_written_to_a_descriptor_and_packets_to_a_capture() {
 
 #[test]
 fn connections_are_shown_as_they_end() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     // Of one VIP, as lines of JSON.
     let watching =
         Watching::start(&node, &["trace", "192.168.2.20:443", "-o", "json", "--count", "2"]);
@@ -593,7 +599,7 @@ fn left(programs: &[u32]) -> Vec<u32> {
 
 #[test]
 fn everything_is_detached_however_it_ends() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     let arguments = ["trace", "192.168.2.20"];
     for end in ["SIGINT", "SIGTERM", "SIGHUP", "SIGKILL", "closed"] {
         let mut watching = Watching::start(&node, &arguments);
@@ -695,7 +701,7 @@ fn what_is_asked_wrongly_is_refused() {
 
 #[test]
 fn doctor_says_which_tiers_there_are_and_why_not_the_others() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     let json = node.inspect(&["doctor", "-o", "json"]).json();
     let of = |name: &str| {
         let abilities = json["abilities"].as_array().expect("abilities");
@@ -725,7 +731,7 @@ fn doctor_says_which_tiers_there_are_and_why_not_the_others() {
 
 #[test]
 fn where_programs_cannot_be_traced_the_others_see_what_they_see() {
-    let node = Node::new("v1.21-tcx");
+    let node = Node::new(newest());
     let reason = |ran: &Ran| {
         let json = ran.json();
         let tiers = json["observed"]["tiers"].as_array().expect("tiers");
