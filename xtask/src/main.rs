@@ -17,6 +17,7 @@ mod lint;
 mod process;
 mod root;
 mod setup;
+mod soak;
 mod test;
 mod toolchain;
 mod vm;
@@ -41,6 +42,8 @@ enum Command {
     Test,
     /// Measure the commands on ten thousand services (needs root).
     Bench,
+    /// Watch a node for minutes while everything on it changes (needs root).
+    Soak(soak::Arguments),
     /// Make, use and remove a node in network namespaces with captured maps (up, exec, down).
     Lab(lab::Arguments),
     /// Write the pages that hold what the program prints (needs root).
@@ -58,6 +61,7 @@ fn main() -> ExitCode {
     let result = match Arguments::parse().command {
         Command::Demo => demo::run(),
         Command::Bench => bench::run(),
+        Command::Soak(arguments) => soak::run(&arguments),
         Command::Setup => setup::run(),
         Command::Lint => lint::run(),
         Command::Test => test::run(),
