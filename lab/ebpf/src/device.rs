@@ -167,6 +167,10 @@ pub fn tail_per_packet_lb_ipv6(ctx: TcContext) -> i32 {
 
 /// What happens to a packet that a device has received.
 #[inline(always)]
+#[expect(
+    clippy::needless_borrows_for_generic_args,
+    reason = "what is passed by value is copied, and takes stack of its own"
+)]
 fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     let l3 = packet::header();
     let Some((old, l4)) = packet::parse::<V6>(ctx, l3) else {
@@ -180,7 +184,7 @@ fn handle<const V6: bool>(ctx: &TcContext, from: From) -> i32 {
     // One for both ways: kernels before Linux 6.6 round the stack of each function up, and what is
     // called here takes the rest.
     let mut new = old;
-    if !opening && let Some(known) = FLOWS.get_ptr(old) {
+    if !opening && let Some(known) = FLOWS.get_ptr(&old) {
         // SAFETY: a found entry is valid while this program runs; it is copied at once.
         new = unsafe { *known };
         return forward::<V6>(ctx, l3, l4, &old, &new);
