@@ -1063,3 +1063,59 @@ fn what_a_program_translates_and_drops_is_dropped_and_what_it_redirects_is_trans
     let text = format!("translated to {pod}:{port} by cil_from_netdev (program 4711, returned");
     assert!(one.to_string().contains(&text), "{one}");
 }
+
+/// A router that tells of a shorter way has sent the packet on: that is no answer, and the real one is
+/// waited for.
+#[test]
+fn an_icmp_redirect_ends_no_wait_for_an_answer() {
+    let syn = Packet {
+        source: ip(false, [192, 168, 2, 50]),
+        destination: vip(false),
+        protocol: TCP,
+        ports: Some((40_000, 443)),
+        tcp: Some((7, 0, SYN)),
+        icmp: None,
+        quoted: None,
+        ip_id: 1,
+        flow_label: 0,
+        ttl: 64,
+        fragment: false,
+        length: 60,
+        payload_length: 0,
+    };
+    let error = |icmp| Packet {
+        source: ip(false, [192, 168, 2, 10]),
+        destination: syn.source,
+        protocol: 1,
+        ports: None,
+        tcp: None,
+        icmp: Some(icmp),
+        quoted: Some(Box::new(syn.clone())),
+        ..syn.clone()
+    };
+    let sighting = |after_ns, hook, skb, packet: &Packet| Sighting {
+        monotonic_ns: START_NS + after_ns,
+        hook,
+        tier: Tier::Tracepoint,
+        ifindex: ENO1,
+        skb: Some(skb),
+        packet: Some(packet.clone()),
+        neighbour: None,
+        mark: None,
+        detail: None,
+        flow: None,
+        asked: None,
+        program: None,
+        headers: None,
+    };
+    let over = |icmp| {
+        let mut joiner = Joiner::new(context(), Limits::default());
+        joiner.add(sighting(0, Hook::Receive, 1, &syn));
+        joiner.add(sighting(MS, Hook::Queue, 2, &error(icmp)));
+        joiner.advance(START_NS + 1_000 * MS);
+        joiner.take().len()
+    };
+    // Redirect, host; and what is an answer: host unreachable.
+    assert_eq!(over((5, 1)), 0);
+    assert_eq!(over((3, 1)), 1);
+}

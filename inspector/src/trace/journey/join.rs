@@ -106,6 +106,18 @@ pub struct Counts {
     pub without_vip: u64,
 }
 
+/// Whether it is an ICMP message that only tells the sender of a shorter way: the packet goes on.
+fn is_redirect(sighting: &Sighting) -> bool {
+    const REDIRECT_V4: u8 = 5;
+    const REDIRECT_V6: u8 = 137;
+    let packet = sighting.packet.as_ref();
+    packet.is_some_and(|packet| match (packet.source, packet.icmp) {
+        (IpAddr::V4(_), Some((kind, _))) => kind == REDIRECT_V4,
+        (IpAddr::V6(_), Some((kind, _))) => kind == REDIRECT_V6,
+        (_, None) => false,
+    })
+}
+
 /// How often the VIP was asked for and answered for on the wire, on one device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize, JsonSchema)]
 pub struct Question {
@@ -768,7 +780,11 @@ impl Joiner {
         let Some(open) = self.open.get_mut(&id) else { return };
         let now_ns = sighting.monotonic_ns;
         open.last_ns = open.last_ns.max(now_ns);
-        let is_answer = matches!(direction, Direction::Reply | Direction::Error);
+        let is_answer = match direction {
+            Direction::Reply => true,
+            Direction::Error => !is_redirect(&sighting),
+            Direction::Request | Direction::Neighbour => false,
+        };
         let vip = open.vip.filter(|_| is_answer && !open.answered);
         open.answered |= is_answer;
         let not_kept = add_step(&mut open.steps, self.limits.steps, direction, tie, sighting);
