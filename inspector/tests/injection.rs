@@ -12,7 +12,7 @@ mod run;
 use std::{
     collections::BTreeSet,
     fs,
-    io::Write,
+    io::{Read, Write},
     net::TcpListener,
     os::{fd::AsRawFd, unix::process::CommandExt},
     process::{Child, Command, Output, Stdio},
@@ -256,7 +256,9 @@ fn a_frontend_without_backend_rejects() {
     assert_eq!(ran.code, Some(1), "{ran:?}");
     for device in [ENO1, WG0] {
         assert_eq!(fate(&ran, "80/TCP", device), is("no-backend", "no", "observed"));
-        control_is_good(&packet(&ran, "80/TCP", device));
+        let packet = packet(&ran, "80/TCP", device);
+        control_is_good(&packet);
+        assert_eq!(packet["reset"], false, "no backend was reached: {packet:#}");
     }
     // The stand-in says so to clients that have a MAC address, and drops the others' packets.
     let answer = |device| packet(&ran, "80/TCP", device)["conclusion"]["answer"]["kind"].clone();
@@ -282,6 +284,7 @@ fn without_ciliums_program_the_vip_is_looked_up() {
         assert_eq!(on_eno1["conclusion"]["vip_lookups"]["kind"], "none", "{on_eno1:#}");
         let on_wg0 = packet(&ran, "443/TCP", WG0);
         assert_eq!(on_wg0["conclusion"]["vip_lookups"]["kind"], "seen", "{on_wg0:#}");
+        assert_eq!(on_wg0["reset"], false, "no backend was reached: {on_wg0:#}");
         let lookups = on_wg0["conclusion"]["lookups"].as_array().expect("look-ups");
         assert!(
             lookups.iter().any(|one| one["is_vip"] == true && one["device"] == "eno1"),
@@ -407,6 +410,12 @@ fn a_packet_that_contradicts_the_maps_stands_and_is_told() {
     assert_eq!(fate(&ran, "443/TCP", ENO1), is("untranslated", "no", "observed"));
     let seen = ran.seen("proof-conflict");
     assert!(seen.len() == 1 && seen[0].contains("injected was: 1 of 1 untranslated"), "{seen:?}");
+    // Nobody has to answer a datagram: what the maps say of a translation is no answer either.
+    let ran = injected(&node, &["192.168.2.22:25565/udp", "--via", "eno1"]);
+    let (outcome, served, grade) = fate(&ran, "25565/UDP", ENO1);
+    assert_eq!((outcome.as_str(), grade.as_str()), ("untranslated", "observed"), "{ran:?}");
+    assert_eq!(served, "unknown", "{ran:?}");
+    assert_eq!(ran.code, Some(3), "{ran:?}");
     // With all three grades nothing is sent: the simulation has told it already.
     let ran = node.vip(&[WEB, "--via", "eno1", "--prove", "--yes"]);
     assert!(path(&ran, "443/TCP", ENO1)["injected"].is_null(), "{ran:?}");
@@ -545,6 +554,137 @@ fn nobodys_address_is_chosen() {
     let (source, to) = source(&["--source", "192.168.2.78"]);
     assert_eq!(source, "192.168.2.78");
     assert_eq!(to, "192.168.2.78, by the gateway 192.168.2.60 on eno1");
+}
+
+/// The planned packets: device, source and to whom the answer goes.
+#[track_caller]
+fn planned(node: &Node, arguments: &[&str]) -> Vec<[String; 3]> {
+    let ran = node.vip(&[arguments, &["--inject", "--dry-run"]].concat());
+    let plan = ran.json();
+    let probes = plan["probes"].as_array().unwrap_or_else(|| panic!("probes: {ran:?}"));
+    let text = |value: &Value| value.as_str().expect("text").to_owned();
+    probes
+        .iter()
+        .map(|one| [&one["device"], &one["client"]["source"], &one["answer_to"]].map(text))
+        .collect()
+}
+
+/// Nobody is told that a gateway, a host with a route of its own, or who is at the other end of a
+/// point-to-point network were at a MAC address that is made up: packets for it would be lost.
+#[test]
+fn whom_the_routes_name_is_somebody() {
+    let node = Node::new("v1.21-tcx");
+    let source = || planned(&node, &[WEB, "--via", "eno1"])[0][1].clone();
+    assert_eq!(source(), "192.168.2.77");
+    // None of them is in the neighbour table: nothing was sent to them yet.
+    node.ip(Ns::Node, "route add 198.51.100.0/24 via 192.168.2.77 dev eno1");
+    assert_eq!(source(), "192.168.2.78");
+    node.ip(
+        Ns::Node,
+        "route add 198.51.101.0/24 table 77 nexthop via 192.168.2.78 nexthop via 192.168.2.79",
+    );
+    assert_eq!(source(), "192.168.2.80");
+    node.ip(Ns::Node, "route add 192.168.2.80/32 dev eno1");
+    assert_eq!(source(), "192.168.2.81");
+    // The only other address of such a network is its other end.
+    node.ip(Ns::Node, "addr add 10.9.9.1/30 dev eno1");
+    node.ip(Ns::Node, "addr del 192.168.2.10/24 dev eno1");
+    assert_eq!(source(), "192.0.2.77");
+}
+
+/// A device with an address alone, as WireGuard's often is: its clients are whom routes lead to.
+#[test]
+fn a_client_is_of_the_networks_that_are_routed_to_a_device() {
+    let node = Node::new("v1.21-tcx");
+    for arguments in [
+        "addr del 10.90.0.1/24 dev wg0",
+        "addr add 10.90.0.1/32 dev wg0",
+        "route add 10.91.0.0/24 dev wg0",
+    ] {
+        node.ip(Ns::Node, arguments);
+    }
+    let only = |of: &str| planned(&node, &[of, "--via", "wg0"]).swap_remove(0);
+    assert_eq!(only(WEB), ["wg0", "10.91.0.77", "whoever is behind wg0"]);
+    let ran = injected(&node, &[WEB, "--via", "wg0"]);
+    assert_eq!(fate(&ran, "443/TCP", WG0), is("dnat-before-neigh", "yes", "observed"));
+    // Without any, the answer leaves elsewhere, which is said.
+    node.ip(Ns::Node, "route del 10.91.0.0/24 dev wg0");
+    let [_, source, to] = only(WEB);
+    assert_eq!(source, "192.0.2.77");
+    assert!(to.ends_with("on eno1, not back through wg0"), "{to}");
+}
+
+/// A single address that a frontend lets through is a client's: no packet is sent in its name
+/// unless the user wants it.
+#[test]
+fn no_real_client_is_taken_because_source_ranges_name_it() {
+    let node = Node::new("v1.21-tcx");
+    let ranged = "192.168.2.24";
+    // It lets 10.1.2.3/32 and 192.168.2.0/24 through.
+    let both = planned(&node, &[ranged]);
+    let sources: Vec<&str> = both.iter().map(|one| one[1].as_str()).collect();
+    assert_eq!(sources, ["192.168.2.77", "192.168.2.77"]);
+    let map = node.0.map("cilium_lb4_source_range").expect("the ranges");
+    for entry in map.entries().expect("its entries") {
+        // Length of the prefix and of what is before it; number, padding, address.
+        if entry.key[8..] == [192, 168, 2, 0] {
+            map.delete(&entry.key).expect("an entry");
+        }
+    }
+    let ran = node.vip(&[ranged, "--inject", "--dry-run"]);
+    let plan = ran.json();
+    assert_eq!(plan["probes"].as_array().map(Vec::len), Some(0), "{plan:#}");
+    let skipped = plan["skipped"].to_string();
+    assert!(skipped.contains("lets only some sources through (10.1.2.3/32)"), "{plan:#}");
+    assert!(skipped.contains("--source"), "{plan:#}");
+    let [_, source, _] =
+        planned(&node, &[ranged, "--via", "wg0", "--source", "10.1.2.3"]).swap_remove(0);
+    assert_eq!(source, "10.1.2.3");
+}
+
+/// Several frontends with the same backends, as a web server's 80 and 443: what the packet for one has
+/// left for a moment does not keep the next from being sent.
+#[test]
+fn frontends_that_share_their_backends_are_all_asked() {
+    let node = Node::new("v1.21-tcx");
+    let before = all(&node);
+    for source in [&[][..], &["--source", "192.168.2.123"][..]] {
+        let ran = injected(&node, &[&["192.168.2.45", "--via", "eno1"], source].concat());
+        for port in ["80/TCP", "81/TCP"] {
+            let of = packet(&ran, port, ENO1);
+            assert_eq!(of["proves"], true, "{port} {of:#}");
+            assert_eq!(of["conclusion"]["answer"]["kind"], "answered", "{port} {of:#}");
+        }
+        unchanged(&node, &before);
+    }
+    let ran = injected(&node, &["192.168.2.22"]);
+    for port in ["25565/TCP", "25565/UDP"] {
+        for device in [ENO1, WG0] {
+            let now = fate(&ran, port, device);
+            assert_eq!(now, is("dnat-before-neigh", "yes", "observed"), "{port} {device}");
+        }
+    }
+    unchanged(&node, &before);
+}
+
+/// An answer that does not leave is no proof that a client is served.
+#[test]
+fn an_answer_that_was_not_seen_to_leave_proves_no_way_back() {
+    let node = Node::new("v1.21-tcx");
+    let before = all(&node);
+    node.ip(Ns::Node, "route add blackhole 10.90.0.77");
+    let ran = injected(&node, &[WEB, "--via", "wg0", "--source", "10.90.0.77"]);
+    let packet = packet(&ran, "443/TCP", WG0);
+    let answer = &packet["conclusion"]["answer"];
+    assert_eq!((&answer["kind"], &answer["as_vip"]), (&"answered".into(), &false.into()));
+    assert_eq!(fate(&ran, "443/TCP", WG0).2, "programmed", "{packet:#}");
+    let why = why(&ran, "443/TCP", WG0);
+    assert!(why.contains("the answer was not seen to leave as the VIP"), "{why}");
+    // The counter-test.
+    node.ip(Ns::Node, "route del blackhole 10.90.0.77");
+    let ran = injected(&node, &[WEB, "--via", "wg0", "--source", "10.90.0.77"]);
+    assert_eq!(fate(&ran, "443/TCP", WG0), is("dnat-before-neigh", "yes", "observed"));
+    unchanged(&node, &before);
 }
 
 /// On a node whose netfilter tracks connections, those of the control and of nobody's client go too.
@@ -804,9 +944,15 @@ fn what_cannot_be_asked_is_refused() {
     };
     refused(&["--yes"], &["--yes is about injection", "--inject or --prove"]);
     refused(&["--dry-run"], &["--dry-run is about injection"]);
+    refused(&["--inject", "--dry-run", "--expect", "observed"], &["--dry-run gives no answer"]);
+    refused(&["--inject", "--dry-run", "--save", "/dev/null"], &["--dry-run gives no answer"]);
     refused(&["--payload", "dns"], &["--payload is about injection"]);
     refused(&["--inject", "--yes", "--source", "192.168.2.10"], &["no client's"]);
     refused(&["--inject", "--yes", "--source", "10.77.1.158"], &["it is a backend"]);
+    refused(&["--inject", "--yes", "--source", "192.168.2.255"], &["`broadcast`", "no client's"]);
+    refused(&["--inject", "--yes", "--source", "192.168.2.21"], &["it is another VIP"]);
+    node.inspect(&["vip", "fd00:2::20", "--inject", "--yes", "--source", "fe80::1"])
+        .refused(2, &["it is of one link only"]);
     refused(&["--inject", "--dry-run", "-o", "markdown"], &["`table` or `json`"]);
     for (payload, words) in [
         ("", "give dns, hex:DIGITS or text:WORDS"),
@@ -832,6 +978,54 @@ fn what_cannot_be_asked_is_refused() {
     let ran = injected(&node, &["192.168.2.99"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert_eq!(ran.json()["injection"]["packets"], 0);
+}
+
+/// Who may not change the neighbour table could not take back what stays in it.
+#[test]
+fn without_the_privilege_to_take_back_nothing_is_sent() {
+    let node = Node::new("v1.21-tcx");
+    let before = all(&node);
+    node.0.set_agent_alive().expect("a sign of life");
+    let binary = env!("CARGO_BIN_EXE_inspect");
+    let mut command = Command::new("setpriv");
+    command.args(["--bounding-set=-net_admin", "--inh-caps=-net_admin", binary]);
+    command.args(["vip", WEB, "--inject", "--yes"]);
+    let command = node.0.exec_in(Ns::Node, &mut command).expect("the node");
+    let start = || command.output().expect("`setpriv`, of util-linux, which this test needs");
+    let output = node.0.run_alone(None, start).expect("mounts of its own");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("CAP_NET_ADMIN") && said.lines().count() == 1, "{said}");
+    unchanged(&node, &before);
+}
+
+/// While the user was asked, or another run waited for, somebody came who has the address.
+#[test]
+fn whoever_came_meanwhile_gets_no_answer() {
+    let node = Node::new("v1.21-tcx");
+    node.0.set_agent_alive().expect("a sign of life");
+    let line = format!("{} vip {WEB} --via eno1 --inject -o json", env!("CARGO_BIN_EXE_inspect"));
+    let mut command = Command::new("script");
+    command.args(["-qec", &line, "/dev/null"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let command = node.0.exec_in(Ns::Node, &mut command).expect("the node");
+    let start = || command.spawn().expect("`script`, of bsdutils, which this test needs");
+    let mut child = node.0.run_alone(None, start).expect("mounts of its own");
+    let mut shown = String::new();
+    let mut output = child.stdout.take().expect("a pipe");
+    while !shown.contains("[y/N]") {
+        let mut some = [0; 512];
+        let number = output.read(&mut some).expect("its output");
+        assert!(number > 0, "no question: {shown}");
+        shown.push_str(&String::from_utf8_lossy(&some[..number]));
+    }
+    assert!(shown.contains("192.168.2.77"), "{shown}");
+    node.ip(Ns::Node, "neigh add 192.168.2.77 dev eno1 lladdr 02:00:00:00:00:77");
+    child.stdin.take().expect("a pipe").write_all(b"y\n").expect("an answer");
+    output.read_to_string(&mut shown).expect("its output");
+    child.wait().expect("its end");
+    assert!(shown.contains("somebody has 192.168.2.77 by now"), "{shown}");
+    let there = node.ip(Ns::Node, "neigh show 192.168.2.77");
+    assert!(there.contains("02:00:00:00:00:77"), "{there}");
 }
 
 /// Without privilege nothing is sent, and one sentence says what is missing.

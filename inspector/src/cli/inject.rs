@@ -52,6 +52,10 @@ pub fn check(args: &VipArgs, options: &Resolved) -> anyhow::Result<()> {
         if !matches!(options.format, Format::Table | Format::Json) {
             anyhow::bail!("--dry-run shows what would be sent as `table` or `json`");
         }
+        // Not to be taken for one that was met, or saved.
+        if options.save.is_some() || !args.expect.claims.is_empty() {
+            anyhow::bail!("--dry-run gives no answer: there is nothing to --save, or to --expect");
+        }
     } else if !inject.yes && !io::stdin().is_terminal() {
         anyhow::bail!(
             "--inject sends real packets to backends and there is nobody to ask: look at them with \

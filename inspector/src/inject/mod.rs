@@ -35,6 +35,7 @@ use crate::{
         trace::Stopped,
     },
     judge::{
+        Outcome,
         journey::{self, Answer},
         targets::{self, Port, Target},
     },
@@ -43,11 +44,11 @@ use crate::{
         SimulateError, client_mac,
         effects::{Maps, Occupied, Watch},
         known_programs, lock,
-        source::{CLIENT_MAC, admitted, controls, nobody},
+        source::{CLIENT_MAC, controls, nobody},
     },
     sys::{
         arrive::{Arrival, Arrived},
-        host,
+        change, host,
         netlink::NetlinkError,
         signals::Held,
     },
@@ -196,7 +197,7 @@ pub fn plan(evidence: &Evidence, query: &VipQuery, request: &Request) -> Result<
         |(map, source)| InjectError::Refused { what: format!("opening the map {map}"), source },
     )?;
     let backends = ports.iter().flat_map(|port| &port.backends).map(|backend| backend.0);
-    let addresses = Addresses::new(evidence, query.address, backends)?;
+    let mut addresses = Addresses::new(evidence, query.address, backends)?;
     if let Some(source) = request.source {
         let is_backend = ports.iter().any(|port| port.backends.iter().any(|one| one.0 == source));
         if addresses.is_own(source) || source == query.address {
@@ -205,6 +206,9 @@ pub fn plan(evidence: &Evidence, query: &VipQuery, request: &Request) -> Result<
         }
         if is_backend {
             return Err(InjectError::Source(source, "it is a backend, no client".to_owned()));
+        }
+        if let Some(why) = no_clients(source, &mut addresses, &maps) {
+            return Err(InjectError::Source(source, why));
         }
     }
     let mut planner = Planner {
@@ -232,6 +236,20 @@ pub fn plan(evidence: &Evidence, query: &VipQuery, request: &Request) -> Result<
         return Err(InjectError::TooMany(probes.len()));
     }
     Ok(Plan { probes, skipped, maps, ports, request: request.clone() })
+}
+
+/// Why nobody outside can have an address, if so.
+fn no_clients(source: IpAddr, addresses: &mut Addresses<'_>, maps: &Maps) -> Option<String> {
+    if source::is_link_local(source) {
+        return Some("it is of one link only, where a backend is not: no client's".to_owned());
+    }
+    let kind = addresses.route(source).map(|route| route.kind);
+    if let Some(kind) = kind.filter(|kind| ["local", "broadcast", "anycast"].contains(&&**kind)) {
+        return Some(format!("the kernel's route to it is `{kind}`: no client's"));
+    }
+    // The wildcard entry of another VIP (1.19+).
+    (maps.is_frontend(source, 0, 0) || addresses.is_announced(source, None))
+        .then(|| "it is another VIP of this node: no client's".to_owned())
 }
 
 struct Planner<'e> {
@@ -278,10 +296,12 @@ impl Planner<'_> {
             self.skip(device, Some(port), "only TCP and UDP packets are made".to_owned());
             return;
         }
-        let Some(source) = self.source(device, port) else {
-            let why = "no address for a client was found that nobody has: choose one with --source";
-            self.skip(device, Some(port), why.to_owned());
-            return;
+        let source = match self.source(device, port) {
+            Ok(source) => source,
+            Err(why) => {
+                self.skip(device, Some(port), why);
+                return;
+            }
         };
         let Some(control) = self.control(port, source) else {
             self.skip(device, Some(port), "every control address is a frontend".to_owned());
@@ -330,14 +350,19 @@ impl Planner<'_> {
         self.ports.push((port.clone(), device.clone()));
     }
 
-    /// Whose packet it is to be.
-    fn source(&mut self, device: &Target, port: &Port) -> Option<IpAddr> {
+    /// Whose packet it is to be; or why there is nobody.
+    fn source(&mut self, device: &Target, port: &Port) -> Result<IpAddr, String> {
+        const NOBODY: &str =
+            "no address for a client was found that nobody has: choose one with --source";
         if let Some(source) = self.request.source {
-            return Some(source);
+            return Ok(source);
         }
         let v6 = self.query.address.is_ipv6();
         let evidence = self.evidence;
-        let link = evidence.network.as_ref()?.link(device.ifindex)?;
+        let network = evidence.network.as_ref();
+        let Some(link) = network.and_then(|network| network.link(device.ifindex)) else {
+            return Err(NOBODY.to_owned());
+        };
         let maps = self.maps;
         let (number, protocol) = (port.port, port.protocol);
         let is_free = |one: IpAddr| {
@@ -350,14 +375,28 @@ impl Planner<'_> {
             .addresses
             .client(link, v6, &is_free)
             .or_else(|| Some(nobody(v6, true)).filter(|one| !self.addresses.in_ipcache(*one)));
+        let usual = usual.ok_or_else(|| NOBODY.to_owned());
         let Some(ranges) = &port.ranges else { return usual };
-        if usual.is_some_and(|one| ranges.admit(one)) {
+        if usual.as_ref().is_ok_and(|one| ranges.admit(*one)) {
             return usual;
         }
-        // Where only some sources are let through, one of those.
+        // Where only some sources are let through, one of those: but nobody's, as any other.
         let fits = |one: IpAddr| is_free(one) && ranges.admit(one);
+        let list: &[String] = if ranges.deny { &[] } else { &ranges.list };
         let own = self.addresses.client(link, v6, &fits);
-        own.or_else(|| admitted(ranges, v6, true, &[self.query.address])).or(usual)
+        let found = own
+            .or_else(|| Some(nobody(v6, true)).filter(|one| ranges.admit(*one)))
+            .or_else(|| self.addresses.within(list, v6, &fits));
+        match found {
+            Some(found) => Ok(found),
+            // Some are let through: a packet of another would only show that it is none of them.
+            None if list.iter().any(|range| range.contains(':') == v6) => Err(format!(
+                "it lets only some sources through ({}), and nobody is known to be none of them: \
+                 choose a client with --source",
+                list.join(" ")
+            )),
+            None => usual,
+        }
     }
 
     /// An address that is no frontend: beside the VIP, so that what becomes of the packet is what
@@ -394,8 +433,14 @@ impl Planner<'_> {
         if route.kind != "unicast" {
             return format!("nobody: the route to {source} is `{}`", route.kind);
         }
+        // The way back is not the way of a client behind the device.
+        let elsewhere = if output == device.ifindex {
+            String::new()
+        } else {
+            format!(", not back through {}", device.device)
+        };
         if let Some(gateway) = route.gateway {
-            return format!("{source}, by the gateway {gateway} on {on}");
+            return format!("{source}, by the gateway {gateway} on {on}{elsewhere}");
         }
         if self.addresses.is_wireguard(output) {
             let range = self
@@ -407,17 +452,17 @@ impl Planner<'_> {
                     range.rsplit('/').next().and_then(|bits| bits.parse::<u8>().ok())
                 });
             return match range {
-                Some(range) => format!("the WireGuard peer on {on} that has {range}"),
+                Some(range) => format!("the WireGuard peer on {on} that has {range}{elsewhere}"),
                 None => format!("nobody: no WireGuard peer on {on} has {source}"),
             };
         }
         if !ethernet {
-            return format!("whoever is behind {on}");
+            return format!("whoever is behind {on}{elsewhere}");
         }
         if chosen && output == device.ifindex {
             return format!("nobody: to the MAC address {CLIENT_MAC} on {on}");
         }
-        format!("whoever has {source} on {on}")
+        format!("whoever has {source} on {on}{elsewhere}")
     }
 
     fn next_port(&mut self) -> u16 {
@@ -444,8 +489,8 @@ pub fn run(
     Ok(())
 }
 
-/// A journey that came to its end, and its answer.
-type Seen = (Journey, Answer);
+/// A journey that came to its end, what became of the packet, and its answer.
+type Seen = (Journey, Outcome, Answer);
 
 fn inject(
     evidence: &Evidence,
@@ -479,6 +524,11 @@ fn inject(
         protocol: Some(Protocol(probe.protocol)),
         source: None,
     }));
+    // Nothing is sent of which something could stay.
+    change::may().map_err(|source| InjectError::Refused {
+        what: "taking neighbour entries back".to_owned(),
+        source,
+    })?;
     let mut watch = session::plan(evidence, &questions, &context);
     // Nobody else's packets are of interest; the node can put its own address in the client's place.
     watch.clients = sources.iter().chain(&context.host_addresses).copied().collect();
@@ -503,7 +553,7 @@ fn inject(
     injection.interrupted |= stopped == Stopped::Interrupt;
     injection.watched = trace.watched;
     sender.give_up(&mut injection, &seen)?;
-    for (mut journey, _) in seen {
+    for (mut journey, ..) in seen {
         tidy(&mut journey);
         let shots = injection.probes.iter_mut().flat_map(|one| [&mut one.control, &mut one.client]);
         if let Some(shot) = shots.into_iter().find(|shot| shot.is(&journey)) {
@@ -539,7 +589,7 @@ fn collect(
 ) -> impl FnMut(&Journey, &journey::Conclusion, &crate::trace::journey::Context) -> Result<(), InjectError>
 {
     |journey, conclusion, _| {
-        seen.push((journey.clone(), conclusion.answer.clone()));
+        seen.push((journey.clone(), conclusion.outcome, conclusion.answer.clone()));
         Ok(())
     }
 }
@@ -605,7 +655,19 @@ impl<'m> Sender<'m> {
         let flow = shot.flow(protocol);
         self.undo.packet(flow, watch);
         if probe.ethernet && self.request.source.is_none() {
-            self.undo.neighbour(device.ifindex, shot.source, mac);
+            // The plan was made before the user was asked, or another run waited for.
+            let made = self.undo.neighbour(device.ifindex, shot.source, mac);
+            shot.problem = match made {
+                Ok(true) => None,
+                Ok(false) => Some(format!("somebody has {} by now: ask again", shot.source)),
+                Err(error) => Some(format!(
+                    "the kernel takes no neighbour entry for {} on {}: {error}",
+                    shot.source, device.device
+                )),
+            };
+            if shot.problem.is_some() {
+                return Ok(());
+            }
         }
         let sequence = fastrand::u32(..);
         // A device without Ethernet header has no address; the kernel takes the header off there.
@@ -632,7 +694,8 @@ impl<'m> Sender<'m> {
         let (reverse_nat, backends) =
             port.map_or((0, none), |port| (port.reverse_nat, port.backends.as_slice()));
         for _ in 0..ATTEMPTS {
-            match self.maps.watch(shot.flow(protocol), reverse_nat, backends) {
+            let flow = shot.flow(protocol);
+            match self.maps.watch_beside(flow, reverse_nat, backends, self.undo.packets()) {
                 Ok(watch) => return Ok(watch),
                 Err(Occupied::Connection) => shot.source_port = fastrand::u16(PORTS),
                 Err(Occupied::Client(what)) => {
@@ -687,7 +750,7 @@ impl<'m> Sender<'m> {
                 let shot = &probe.client;
                 shot.sent_ns.is_none()
                     || shot.problem.is_some()
-                    || seen.iter().any(|(journey, _)| shot.is(journey))
+                    || seen.iter().any(|(journey, ..)| shot.is(journey))
             };
             let left = until.checked_duration_since(Instant::now());
             let Some(left) = left.filter(|_| !self.held.pending()) else { break };
@@ -722,11 +785,19 @@ impl<'m> Sender<'m> {
                 {
                     continue;
                 }
-                let answer = seen.iter().find(|(journey, _)| shot.is(journey)).map(|one| &one.1);
-                let half_open = match answer {
-                    Some(Answer::Answered { .. }) => true,
+                let known = seen.iter().find(|(journey, ..)| shot.is(journey));
+                let half_open = match known.map(|one| (one.1, &one.2)) {
+                    Some((_, Answer::Answered { .. })) => true,
+                    // It reached no backend.
+                    Some((
+                        Outcome::Untranslated
+                        | Outcome::Dropped
+                        | Outcome::Denied
+                        | Outcome::NoBackend,
+                        _,
+                    )) => false,
                     // Nobody is at the control's address.
-                    Some(Answer::Silent { .. } | Answer::NotYet { .. }) | None => {
+                    Some((_, Answer::Silent { .. } | Answer::NotYet { .. })) | None => {
                         at_the_end && is_client
                     }
                     Some(_) => false,

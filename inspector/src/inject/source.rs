@@ -28,9 +28,14 @@ const CANDIDATES: u32 = 200;
 const CLIENT: u8 = 77;
 const CONTROL: u8 = 99;
 
+/// Networks larger than that are half of the world, or all of it: nobody's own.
+const SHORTEST: u8 = 8;
+
 /// What is known of who has which address, now.
 pub struct Addresses<'e> {
     network: Option<&'e Network>,
+    /// Networks without gateway that are routed to a device, by its interface index.
+    on_link: Vec<(u32, (IpAddr, u8))>,
     taken: BTreeSet<IpAddr>,
     ipcache: Vec<maps::OpenMap>,
     responders: Vec<maps::OpenMap>,
@@ -43,7 +48,7 @@ impl<'e> Addresses<'e> {
     /// Looks who is there.
     ///
     /// # Errors
-    /// The neighbour table cannot be read.
+    /// The neighbour table or the routes cannot be read.
     pub fn new(
         evidence: &'e Evidence,
         vip: IpAddr,
@@ -57,6 +62,17 @@ impl<'e> Addresses<'e> {
         taken.extend(backends);
         taken.extend(tables.endpoints.keys());
         taken.extend(network::neighbours_now()?.iter().map(|one| one.address));
+        let mut on_link = Vec::new();
+        for way in network::ways_now()? {
+            let (address, bits) = way.destination;
+            // Whoever has a route of his own is somebody; so is a gateway that nobody used lately.
+            if bits == whole(address) {
+                taken.insert(address);
+            } else if let (Some(output), true) = (way.output, way.gateways.is_empty()) {
+                on_link.push((output, way.destination));
+            }
+            taken.extend(way.gateways);
+        }
         let root = evidence.bpffs.iter().find(|bpffs| bpffs.read).map(|bpffs| &bpffs.path);
         let open = |kind: MapKind| -> Vec<maps::OpenMap> {
             let layouts = LAYOUTS.iter().filter(|layout| layout.kind == kind);
@@ -64,6 +80,7 @@ impl<'e> Addresses<'e> {
         };
         Ok(Self {
             network,
+            on_link,
             taken,
             ipcache: open(MapKind::Ipcache),
             responders: open(MapKind::L2Responder),
@@ -135,8 +152,12 @@ impl<'e> Addresses<'e> {
         const OF_PEERS: usize = 24;
         let enough = if self.is_wireguard(link.ifindex) { OF_PEERS } else { 1 };
         let mut found = Vec::new();
-        for (own, bits) in networks(link).filter(|(own, _)| own.is_ipv6() == v6) {
-            if matches!(own, IpAddr::V6(own) if own.is_unicast_link_local()) {
+        // A device's own networks, and what is routed to it without a gateway: with WireGuard often
+        // only that.
+        let routed = self.on_link.iter().filter(|(output, _)| *output == link.ifindex);
+        let all: Vec<_> = networks(link).chain(routed.map(|(_, network)| *network)).collect();
+        for (own, bits) in all.into_iter().filter(|(own, _)| own.is_ipv6() == v6) {
+            if is_link_local(own) || bits < SHORTEST {
                 continue;
             }
             for step in 0..CANDIDATES {
@@ -153,19 +174,50 @@ impl<'e> Addresses<'e> {
         found
     }
 
+    /// An address inside of networks that let clients through, that nobody is known to have: of a
+    /// single one it is known that somebody has it.
+    pub fn within(
+        &mut self,
+        ranges: &[String],
+        v6: bool,
+        fits: &dyn Fn(IpAddr) -> bool,
+    ) -> Option<IpAddr> {
+        let networks: Vec<(IpAddr, u8)> =
+            ranges.iter().filter_map(|text| network_of(text)).collect();
+        for (start, bits) in networks.into_iter().filter(|(start, _)| start.is_ipv6() == v6) {
+            if bits < SHORTEST {
+                continue;
+            }
+            for step in 0..CANDIDATES {
+                let Some(one) = host(start, bits, u32::from(CLIENT) + step) else { break };
+                let is_local = self.route(one).is_some_and(|route| route.kind != "unicast");
+                if !is_local && !self.taken.contains(&one) && !self.in_ipcache(one) && fits(one) {
+                    return Some(one);
+                }
+            }
+        }
+        None
+    }
+
     /// Whether Cilium knows nobody with this address, and the kernel's way to it is the link itself.
     fn is_nobodys(&mut self, address: IpAddr, ifindex: u32) -> bool {
         let on_link = self.route(address).is_some_and(|route| {
             route.kind == "unicast" && route.gateway.is_none() && route.output == Some(ifindex)
         });
-        on_link && !self.in_ipcache(address) && !self.is_announced(address, ifindex)
+        on_link && !self.in_ipcache(address) && !self.is_announced(address, Some(ifindex))
     }
 
-    /// Whether this node answers for the address on the device: it is another VIP.
-    fn is_announced(&self, address: IpAddr, ifindex: u32) -> bool {
-        let (key, _) = L2Responder { address, ifindex, answers: 0 }.encode();
-        self.responders.iter().any(|map| {
-            map.layout.family == Some(family_of(address)) && self.value(map, &key).is_some()
+    /// Whether this node answers for the address on the device, or on any: it is another VIP.
+    #[must_use]
+    pub fn is_announced(&self, address: IpAddr, ifindex: Option<u32>) -> bool {
+        let links = self.network.iter().flat_map(|network| &network.links);
+        let mut ifindexes =
+            links.map(|link| link.ifindex).filter(|one| ifindex.is_none_or(|only| only == *one));
+        ifindexes.any(|ifindex| {
+            let (key, _) = L2Responder { address, ifindex, answers: 0 }.encode();
+            self.responders.iter().any(|map| {
+                map.layout.family == Some(family_of(address)) && self.value(map, &key).is_some()
+            })
         })
     }
 
@@ -226,10 +278,13 @@ impl<'e> Addresses<'e> {
 
 /// The addresses of a link with the lengths of their prefixes.
 fn networks(link: &Link) -> impl Iterator<Item = (IpAddr, u8)> {
-    link.addresses.iter().filter_map(|text| {
-        let (address, bits) = text.split_once('/')?;
-        Some((address.parse().ok()?, bits.parse().ok()?))
-    })
+    link.addresses.iter().filter_map(|text| network_of(text))
+}
+
+/// `10.0.0.1/24`
+fn network_of(text: &str) -> Option<(IpAddr, u8)> {
+    let (address, bits) = text.split_once('/')?;
+    Some((address.parse().ok()?, bits.parse().ok()?))
 }
 
 /// Whether a range is more than one address.
@@ -237,12 +292,22 @@ fn is_network(range: &str) -> bool {
     !range.ends_with(if range.contains(':') { "/128" } else { "/32" })
 }
 
+/// Length of the prefix of a single address.
+fn whole(address: IpAddr) -> u8 {
+    if address.is_ipv4() { 32 } else { 128 }
+}
+
+/// Whether an address holds on one link only: a pod could not answer it.
+pub fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(one) if one.is_unicast_link_local())
+}
+
 /// The host with this number in a network, around its end; nothing if the network has no room for
-/// one beside its own address.
+/// one beside its own address and that of who is at its other end.
 fn host(own: IpAddr, bits: u8, number: u32) -> Option<IpAddr> {
     match own {
         IpAddr::V4(own) => {
-            let room = 32_u32.checked_sub(bits.into()).filter(|room| *room >= 2)?;
+            let room = 32_u32.checked_sub(bits.into()).filter(|room| *room >= 3)?;
             // Not more than the last byte: far from gateways at either end of a large network.
             let size = 1_u32 << room.min(8);
             let hosts = size - 2;
@@ -250,7 +315,7 @@ fn host(own: IpAddr, bits: u8, number: u32) -> Option<IpAddr> {
             Some(Ipv4Addr::from(base + 1 + (number - 1) % hosts).into())
         }
         IpAddr::V6(own) => {
-            let room = 128_u32.checked_sub(bits.into()).filter(|room| *room >= 2)?;
+            let room = 128_u32.checked_sub(bits.into()).filter(|room| *room >= 3)?;
             let size = 1_u128 << room.min(16);
             let hosts = size - 2;
             let base = u128::from(own) & !(size - 1);
@@ -272,8 +337,10 @@ mod tests {
         };
         assert_eq!(at("192.168.2.10", 24, 77).as_deref(), Some("192.168.2.77"));
         assert_eq!(at("10.90.0.1", 16, 77).as_deref(), Some("10.90.0.77"));
-        assert_eq!(at("10.0.0.1", 30, 77).as_deref(), Some("10.0.0.1"));
-        assert_eq!(at("10.0.0.1", 30, 78).as_deref(), Some("10.0.0.2"));
+        assert_eq!(at("10.0.0.1", 29, 77).as_deref(), Some("10.0.0.5"));
+        // The other one is who is at the other end.
+        assert_eq!(at("10.0.0.1", 30, 77), None);
+        assert_eq!(at("fd00:2::1", 126, 77), None);
         assert_eq!(at("10.0.0.1", 31, 77), None);
         assert_eq!(at("10.0.0.1", 32, 77), None);
         assert_eq!(at("fd00:2::1", 64, 77).as_deref(), Some("fd00:2::77"));

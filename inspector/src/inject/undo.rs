@@ -23,6 +23,8 @@ pub struct Undo<'m> {
     watches: Vec<Watch<'m>>,
     /// Neighbours that were there before: never touched.
     before: BTreeSet<(u32, IpAddr)>,
+    /// Those that were made for a packet.
+    made: BTreeSet<(u32, IpAddr)>,
     /// Addresses of which a new neighbour entry is ours: clients, controls and the VIP.
     addresses: BTreeSet<IpAddr>,
     flows: Vec<Flow>,
@@ -44,7 +46,20 @@ impl<'m> Undo<'m> {
             }
             before.insert((one.ifindex, one.address));
         }
-        Ok(Self { watches: Vec::new(), before, addresses, flows: Vec::new(), done: false })
+        Ok(Self {
+            watches: Vec::new(),
+            before,
+            made: BTreeSet::new(),
+            addresses,
+            flows: Vec::new(),
+            done: false,
+        })
+    }
+
+    /// The packets so far.
+    #[must_use]
+    pub fn packets(&self) -> &[Watch<'m>] {
+        &self.watches
     }
 
     /// Adds a packet that is about to be sent.
@@ -54,10 +69,27 @@ impl<'m> Undo<'m> {
     }
 
     /// Lets the kernel believe that the client is at a MAC address that nobody has, so that its
-    /// answer leaves and nobody has to be asked for. Whether that was done: not if there is an entry.
-    pub fn neighbour(&mut self, ifindex: u32, address: IpAddr, mac: Mac) -> bool {
-        !self.before.contains(&(ifindex, address))
-            && change::add_neighbour(ifindex, address, mac).is_ok()
+    /// answer leaves and nobody has to be asked for. Whether it does: not if there is an entry, since
+    /// then somebody has the address.
+    ///
+    /// # Errors
+    /// Those of the kernel: `EPERM` without `CAP_NET_ADMIN`, `ENODEV` if the device is gone.
+    pub fn neighbour(&mut self, ifindex: u32, address: IpAddr, mac: Mac) -> std::io::Result<bool> {
+        let place = (ifindex, address);
+        if self.made.contains(&place) {
+            return Ok(true);
+        }
+        if self.before.contains(&place) {
+            return Ok(false);
+        }
+        match change::add_neighbour(ifindex, address, mac) {
+            Ok(()) => {
+                self.made.insert(place);
+                Ok(true)
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => Ok(false),
+            Err(error) => Err(error),
+        }
     }
 
     /// Takes everything back, and says what that was.

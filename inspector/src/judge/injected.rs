@@ -311,6 +311,12 @@ fn weigh(
         let InjectedControl { destination, result, .. } = &injected.control;
         *last = format!("{last}; control to {destination}: {result}");
     }
+    if matches!(one.answer, Answer::Answered { as_vip: false, .. }) && !injected.conflict {
+        // Whether the client is served is then known no better than before.
+        path.grade = injected.derived_grade;
+        path.why
+            .push("the answer was not seen to leave as the VIP: the way back is no proof".into());
+    }
     injected
 }
 

@@ -289,6 +289,11 @@ fn raise(path: &mut PathVerdict, here: &[&Weighed], how: How, findings: &mut Vec
             {
                 path.outcome = *outcome;
                 path.neighbour = Some(neighbour(*outcome, here));
+                if derived != Outcome::Unknown {
+                    // What was derived of another outcome says nothing of this one.
+                    path.served = Served::Unknown;
+                    path.share = None;
+                }
             }
             path.grade = path.grade.max(Grade::Observed);
         }

@@ -146,6 +146,22 @@ impl Maps {
         reverse_nat: u16,
         backends: &[(IpAddr, u16)],
     ) -> Result<Watch<'_>, Occupied> {
+        self.watch_beside(flow, reverse_nat, backends, &[])
+    }
+
+    /// The same while other packets of ours are under way: what they have left, and will be taken
+    /// back, is nobody else's.
+    ///
+    /// # Errors
+    /// [`Occupied`] if it is not free.
+    pub fn watch_beside(
+        &self,
+        flow: Flow,
+        reverse_nat: u16,
+        backends: &[(IpAddr, u16)],
+        earlier: &[Watch<'_>],
+    ) -> Result<Watch<'_>, Occupied> {
+        let ours: BTreeSet<Place> = earlier.iter().flat_map(Watch::own).collect();
         let mut watch = Watch {
             maps: self,
             flow,
@@ -155,7 +171,8 @@ impl Maps {
             done: false,
         };
         for (index, key, what) in watch.keys() {
-            if self.value(index, &key).is_none() {
+            let place = (index, key);
+            if ours.contains(&place) || self.value(index, &place.1).is_none() {
                 continue;
             }
             let occupied = match self.open[index].layout.kind {
@@ -175,7 +192,7 @@ impl Maps {
                 watch.done = true;
                 return Err(occupied);
             }
-            watch.before.insert((index, key));
+            watch.before.insert(place);
         }
         Ok(watch)
     }
@@ -273,6 +290,12 @@ impl Watch<'_> {
             }
         }
         keys
+    }
+
+    /// What is there of it is its own.
+    fn own(&self) -> BTreeSet<Place> {
+        let keys = self.keys().into_iter().map(|(index, key, _)| (index, key));
+        keys.filter(|place| !self.before.contains(place)).collect()
     }
 
     /// Nothing was run.

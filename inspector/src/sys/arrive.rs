@@ -1,6 +1,6 @@
 //! A packet that arrives on a device without ever having been on a wire.
 //!
-//! A program of three instructions, never attached to anything, is run once on the frame: it calls
+//! A program of four instructions, never attached to anything, is run once on the frame: it calls
 //! `bpf_clone_redirect` with `BPF_F_INGRESS`, which the kernel carries out at once, in a test run
 //! too. The copy goes through `netif_rx`: generic XDP, tc ingress and all that follows see it as any
 //! other packet of that device. Of a device without Ethernet header the kernel takes the header off

@@ -39,6 +39,17 @@ pub fn add_neighbour(ifindex: u32, address: IpAddr, mac: Mac) -> io::Result<()> 
     route(libc::RTM_NEWNEIGH, MAKE, &body)
 }
 
+/// Whether the kernel lets this process change its neighbour table; changes nothing.
+///
+/// # Errors
+/// `EPERM` without `CAP_NET_ADMIN`.
+pub fn may() -> io::Result<()> {
+    /// `lo`, in every network namespace: it has no neighbours. The address is for documentation.
+    const LOOPBACK: u32 = 1;
+    const NOBODY: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 0, 2, 77));
+    remove_neighbour(LOOPBACK, NOBODY).map(|_| ())
+}
+
 /// Removes a neighbour entry; whether there was one.
 ///
 /// # Errors

@@ -95,6 +95,26 @@ pub fn routes_now(destinations: &[IpAddr]) -> Result<Vec<Result<Route, i32>>, Ne
     rtnetlink::routes(&mut netlink, &questions)
 }
 
+/// A unicast route of any table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Way {
+    /// The network that it leads to, and the length of its prefix.
+    pub destination: (IpAddr, u8),
+    /// Device through which packets leave; nothing where there are several.
+    pub output: Option<u32>,
+    /// Next hops; none if the network is on the link.
+    pub gateways: Vec<IpAddr>,
+}
+
+/// All unicast routes of this thread's network namespace, of every table.
+///
+/// # Errors
+/// [`NetlinkError`].
+pub fn ways_now() -> Result<Vec<Way>, NetlinkError> {
+    let mut netlink = Netlink::open(libc::NETLINK_ROUTE)?;
+    both(|family| rtnetlink::ways(&mut netlink, family)).map(|(ways, _)| ways)
+}
+
 /// What was read before the question was known.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {

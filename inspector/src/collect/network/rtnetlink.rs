@@ -11,6 +11,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use super::Way;
 use crate::{
     evidence::network::{Link, Neighbour, Route, Rule},
     sys::netlink::{Netlink, NetlinkError, Request, attributes, push_attribute, u16_at, u32_at},
@@ -308,6 +309,55 @@ pub fn table(
     }
 }
 
+/// What all the routes of one family, of every table, say of who is where.
+pub fn ways(netlink: &mut Netlink, family: u8) -> Result<(Vec<Way>, bool), NetlinkError> {
+    let mut body = vec![0; RTMSG];
+    body[0] = family;
+    netlink.dump(GETROUTE, &body, |all: &mut Vec<Way>, message| all.extend(way(message)))
+}
+
+fn way(message: &[u8]) -> Option<Way> {
+    /// `struct rtnexthop`: length, flags, hops, interface index; then attributes.
+    const RTNH: usize = 8;
+    let family = *message.first()?;
+    let bits = message[1];
+    let zero = if family == AF_INET { vec![0; 4] } else { vec![0; 16] };
+    let single = route(message).filter(|route| route.kind == "unicast")?;
+    let mut way = Way {
+        destination: (ip(family, &zero)?, bits),
+        output: single.output,
+        gateways: single.gateway.into_iter().collect(),
+    };
+    for (kind, value) in attributes(message.get(RTMSG..)?) {
+        if kind == libc::RTA_DST {
+            way.destination.0 = ip(family, value)?;
+        }
+        if kind != libc::RTA_MULTIPATH {
+            continue;
+        }
+        let mut hops = value;
+        while let Some(length) = u16_at(hops, 0).map(usize::from).filter(|one| *one >= RTNH) {
+            for (kind, value) in attributes(hops.get(RTNH..length).unwrap_or_default()) {
+                way.gateways.extend(gateway(family, kind, value));
+            }
+            // Each begins at a multiple of four.
+            hops = hops.get(length.next_multiple_of(4)..).unwrap_or_default();
+        }
+    }
+    Some(way)
+}
+
+/// The next hop that an attribute names; one of the other family too.
+fn gateway(family: u8, kind: u16, value: &[u8]) -> Option<IpAddr> {
+    match kind {
+        libc::RTA_GATEWAY => ip(family, value),
+        libc::RTA_VIA => {
+            u16_at(value, 0).and_then(|family| ip(family.try_into().ok()?, value.get(2..)?))
+        }
+        _ => None,
+    }
+}
+
 /// A question for a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RouteQuestion {
@@ -359,12 +409,7 @@ fn route(message: &[u8]) -> Option<Route> {
     for (kind, value) in attributes(message.get(RTMSG..)?) {
         match kind {
             libc::RTA_OIF => route.output = u32_at(value, 0),
-            libc::RTA_GATEWAY => route.gateway = ip(family, value),
-            // A next hop of the other family: the family, and its address.
-            libc::RTA_VIA => {
-                route.gateway = u16_at(value, 0)
-                    .and_then(|family| ip(family.try_into().ok()?, value.get(2..)?));
-            }
+            libc::RTA_GATEWAY | libc::RTA_VIA => route.gateway = gateway(family, kind, value),
             libc::RTA_PREFSRC => route.source = ip(family, value),
             libc::RTA_TABLE => route.table = u32_at(value, 0)?,
             _ => {}
