@@ -298,6 +298,7 @@ fn whole(address: IpAddr) -> u8 {
 }
 
 /// Whether an address holds on one link only: a pod could not answer it.
+#[must_use]
 pub fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(one) if one.is_unicast_link_local())
 }
