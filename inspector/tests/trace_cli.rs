@@ -300,7 +300,11 @@ fn a_remote_backend_has_its_next_hop_looked_up_and_the_vip_never() {
     });
     assert_eq!(ran.code, Some(0), "{ran:?}");
     for (_, path) in PATHS {
-        assert_eq!(fate(&ran, "80/TCP", path), is("dnat-before-neigh", "yes", "observed"));
+        assert_eq!(
+            fate(&ran, "80/TCP", path),
+            is("dnat-before-neigh", "yes", "observed"),
+            "{ran:?}"
+        );
         let one = conclusion(&ran, path);
         assert_eq!(one["translation"]["seen"], true, "{one}");
         assert_eq!(one["translation"]["backend"], "192.168.2.60:8080", "{one}");

@@ -42,6 +42,8 @@ pub const IN_MACHINES: [(&str, &[&str]); 3] = [
             "--test",
             "inject_wireguard",
             "--test",
+            "trace_wireguard",
+            "--test",
             "netkit",
             "--test",
             "observers",
