@@ -1119,3 +1119,63 @@ fn an_icmp_redirect_ends_no_wait_for_an_answer() {
     assert_eq!(over((5, 1)), 0);
     assert_eq!(over((3, 1)), 1);
 }
+
+/// A machine is busy, and the next hop has to be looked up first.
+#[test]
+fn a_packet_that_leaves_late_with_the_nodes_address_is_the_one_that_arrived() {
+    let syn = Packet {
+        source: ip(false, [192, 168, 2, 50]),
+        destination: vip(false),
+        protocol: TCP,
+        ports: Some((40_000, 443)),
+        tcp: Some((7, 0, SYN)),
+        icmp: None,
+        quoted: None,
+        ip_id: 1,
+        flow_label: 0,
+        ttl: 64,
+        fragment: false,
+        length: 60,
+        payload_length: 0,
+    };
+    let (backend, port) = remote(false);
+    let translated = Packet {
+        source: node(false),
+        destination: backend,
+        ports: Some((50_000, port)),
+        ..syn.clone()
+    };
+    let outcome = |after_ns, sequence| {
+        let mut joiner = Joiner::new(context(), Limits::default());
+        let mut add = |after_ns, hook, packet: &Packet| {
+            joiner.add(Sighting {
+                monotonic_ns: START_NS + after_ns,
+                hook,
+                tier: Tier::Tc,
+                ifindex: ENO1,
+                skb: None,
+                packet: Some(packet.clone()),
+                neighbour: None,
+                mark: None,
+                detail: None,
+                flow: None,
+                asked: None,
+                program: None,
+                headers: None,
+            });
+        };
+        add(0, Hook::TcIngress, &syn);
+        let tcp = Some((sequence, 0, SYN));
+        add(after_ns, Hook::TcEgress, &Packet { tcp, ..translated.clone() });
+        let journeys = joiner.finish(START_NS + 10_000 * MS);
+        assert_eq!(journeys.len(), 1);
+        conclude(&journeys[0], &context(), &watched(&[Tier::Tc].into())).outcome
+    };
+    for after_ns in [MS, 15 * MS, 900 * MS] {
+        assert_eq!(outcome(after_ns, 7), Outcome::DnatBeforeNeigh, "{after_ns}");
+        // Another number is another connection.
+        assert_ne!(outcome(after_ns, 8), Outcome::DnatBeforeNeigh, "{after_ns}");
+    }
+    // The client would have tried again.
+    assert_ne!(outcome(1_500 * MS, 7), Outcome::DnatBeforeNeigh);
+}

@@ -25,8 +25,9 @@ const ACK: u8 = 0x10;
 const SKB_NS: u64 = 1_000_000_000;
 /// The same where there is no packet to compare with.
 const SKB_BLIND_NS: u64 = 50_000_000;
-/// How soon after a packet arrived it is seen with another source address.
-const REPLACED_NS: u64 = 10_000_000;
+/// How soon after a packet arrived it is seen with another source address. It is held back while the
+/// next hop is looked up; after a second TCP tries again.
+const REPLACED_NS: u64 = 1_000_000_000;
 /// How far apart two sightings of one UDP packet can be that nothing but its length and its IP id or
 /// flow label join: translation takes microseconds, and others may have the same a moment later.
 const UDP_NS: u64 = 1_000_000;
