@@ -235,13 +235,13 @@ fn a_backend_that_says_nothing() {
     assert_eq!(local["conclusion"]["answer"]["kind"], "silent", "{local:#}");
     control_is_good(&local);
     let seen = ran.seen("backend-silent");
-    assert!(seen.len() == 1 && seen[0].contains("got no answer"), "{seen:?}");
+    assert!(seen.len() == 1 && seen[0].contains("got no answer"), "{ran:?}");
     // Elsewhere.
     let ran = injected(&node, &["192.168.2.32", "--via", "eno1"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
     assert_eq!(fate(&ran, "80/TCP", ENO1), is("dnat-before-neigh", "no", "observed"));
     let seen = ran.seen("backend-silent");
-    assert!(seen.len() == 1 && seen[0].contains("192.168.2.60:8080"), "{seen:?}");
+    assert!(seen.len() == 1 && seen[0].contains("192.168.2.60:8080"), "{ran:?}");
     unchanged(&node, &before);
     // The counter-test: from elsewhere it answers.
     let ran = injected(&node, &[WEB, "--via", "wg0"]);

@@ -571,11 +571,13 @@ fn tidy(journey: &mut Journey) {
     const LOOPBACK: u32 = 1;
     let others_ns = journey.start_ns() + u64::try_from(APART.as_nanos()).unwrap_or(u64::MAX);
     let destination = journey.frontend.0;
-    let buffers: Vec<Option<u64>> = journey.steps.iter().map(|step| step.sighting.skb).collect();
+    // The frame holds its buffer from before the first step until it is dropped: no step before that
+    // has the same one, but a later one can.
+    let mut earlier: BTreeSet<Option<u64>> = BTreeSet::new();
     journey.steps.retain(|step| {
         let sighting = &step.sighting;
-        let once = buffers.iter().filter(|one| **one == sighting.skb).count() == 1;
-        let is_original = sighting.hook == Hook::Drop && sighting.ifindex == LOOPBACK && once;
+        let is_first = earlier.insert(sighting.skb);
+        let is_original = sighting.hook == Hook::Drop && sighting.ifindex == LOOPBACK && is_first;
         let is_others = step.tie == Tie::Time
             && sighting.monotonic_ns > others_ns
             && sighting.neighbour.as_ref().is_some_and(|one| one.address != destination);
@@ -822,4 +824,64 @@ impl<'m> Sender<'m> {
 
 fn now_ns() -> u64 {
     u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::trace::{
+        journey::{Direction, Step},
+        sighting::{Sighting, Tier},
+    };
+
+    /// What was seen of a packet: the hook, the device, and the buffer.
+    fn left_of(seen: &[(Hook, u32, u64)]) -> Vec<(Hook, u32)> {
+        let step = |number: usize, (hook, ifindex, skb): (Hook, u32, u64)| Step {
+            direction: Direction::Request,
+            tie: Tie::Packet,
+            times: 1,
+            attempts: 1,
+            last_ns: 0,
+            sighting: Sighting {
+                monotonic_ns: number as u64,
+                hook,
+                tier: Tier::Tracepoint,
+                ifindex,
+                skb: Some(skb),
+                packet: None,
+                neighbour: None,
+                mark: None,
+                detail: None,
+                flow: None,
+                asked: None,
+                headers: None,
+                program: None,
+            },
+        };
+        let mut journey = Journey {
+            protocol: 6,
+            frontend: (IpAddr::from([192, 168, 2, 20]), 443),
+            client: None,
+            from_start: true,
+            steps: seen.iter().enumerate().map(|(number, one)| step(number, *one)).collect(),
+            steps_not_kept: 0,
+            until_ns: 9,
+            cut_short: false,
+        };
+        tidy(&mut journey);
+        journey.steps.iter().map(|step| (step.sighting.hook, step.sighting.ifindex)).collect()
+    }
+
+    #[test]
+    fn the_end_of_the_frame_itself_is_no_drop_of_the_packet() {
+        let arrived = (Hook::Receive, 2, 1);
+        // Another packet can have its buffer afterwards.
+        let seen = [arrived, (Hook::Drop, 1, 7), (Hook::Route, 2, 7)];
+        assert_eq!(left_of(&seen), [(Hook::Receive, 2), (Hook::Route, 2)]);
+        // The packet itself, dropped on the way to a socket of the node.
+        let seen = [arrived, (Hook::Drop, 1, 1)];
+        assert_eq!(left_of(&seen), [(Hook::Receive, 2), (Hook::Drop, 1)]);
+        let seen = [arrived, (Hook::Drop, 2, 7)];
+        assert_eq!(left_of(&seen), [(Hook::Receive, 2), (Hook::Drop, 2)]);
+    }
 }
