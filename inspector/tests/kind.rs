@@ -19,7 +19,8 @@ mod toolchain;
 
 use std::{
     ffi::CString,
-    fs,
+    fs::{self, OpenOptions},
+    io::{BufRead as _, BufReader, Write as _},
     net::Ipv4Addr,
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::{Path, PathBuf},
@@ -109,6 +110,9 @@ struct Answer(i32, String, String);
 fn said(text: impl Into<String>) -> Answer {
     Answer(0, text.into(), String::new())
 }
+
+/// What a question to the stand-ins ends with.
+const END: u8 = 4;
 
 impl World {
     fn new() -> Self {
@@ -404,10 +408,17 @@ impl World {
     }
 
     /// Answers the stand-ins' questions until one says `end`.
+    ///
+    /// Both pipes are held open at both ends: nobody waits for anybody to open one, so that none
+    /// can be missed.
     fn serve(&mut self) {
-        loop {
-            let asked = fs::read(self.path("ask")).expect("a question");
-            let asked = String::from_utf8(asked).expect("UTF-8");
+        let hold = |name: &str| {
+            let pipe = OpenOptions::new().read(true).write(true).open(self.path(name));
+            pipe.expect("a pipe")
+        };
+        let (ask, mut answers) = (BufReader::new(hold("ask")), hold("answer"));
+        for asked in ask.split(END) {
+            let asked = String::from_utf8(asked.expect("a question")).expect("UTF-8");
             let words: Vec<&str> = asked.split_terminator('\0').collect();
             if words == ["end"] {
                 return;
@@ -416,7 +427,7 @@ impl World {
             let Answer(code, out, err) = self.answer(&words, &input);
             fs::write(self.path("out"), out).expect("a file");
             fs::write(self.path("err"), err).expect("a file");
-            fs::write(self.path("answer"), format!("{code}\n")).expect("somebody who listens");
+            writeln!(answers, "{code}").expect("an answer");
         }
     }
 
@@ -456,7 +467,8 @@ impl World {
         let output = thread::scope(|scope| {
             let serving = scope.spawn(|| self.serve());
             let output = command.output().expect("bash");
-            fs::write(fakes.join("ask"), "end\0").expect("somebody who listens");
+            fs::write(fakes.join("ask"), [b"end\0", &[END][..]].concat())
+                .expect("somebody who listens");
             serving.join().expect("the stand-ins");
             output
         });
@@ -490,7 +502,7 @@ fn position(node: &str) -> usize {
 fn world() -> World {
     const FAKE: &str = "#!/bin/bash\nset -eu\nexec 9>\"$FAKES/lock\"\nflock 9\n: >\"$FAKES/in\"\n\
                         if [[ \" $* \" = *' - '* ]]; then cat >\"$FAKES/in\"; fi\n\
-                        printf '%s\\0' \"${0##*/}\" \"$@\" >\"$FAKES/ask\"\n\
+                        { printf '%s\\0' \"${0##*/}\" \"$@\"; printf '\\004'; } >\"$FAKES/ask\"\n\
                         read -r code <\"$FAKES/answer\"\n\
                         cat \"$FAKES/out\"\ncat \"$FAKES/err\" >&2\nexit \"$code\"\n";
     let world = World::new();
