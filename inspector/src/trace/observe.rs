@@ -795,8 +795,7 @@ pub fn prospects(has: impl Fn(&str) -> bool, lockdown: Option<&str>) -> Vec<Pros
     let program =
         lacks(&program::CAPABILITIES).or_else(|| kernel.base.clone()).or_else(program::refusal);
     [
-        // The verifier takes its arithmetic with pointers from those alone who have CAP_PERFMON.
-        (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN", "CAP_PERFMON"]), tc)),
+        (Tier::Tc, or(lacks(&["CAP_BPF", "CAP_NET_ADMIN"]), tc)),
         (Tier::Netlink, Ok("notifications of neighbours".to_owned())),
         (
             Tier::Tracepoint,
