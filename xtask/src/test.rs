@@ -79,12 +79,6 @@ pub fn run() -> Result<()> {
     root::run_through(&mut tests, &prefix);
     process::run(&mut tests)?;
 
-    // A minute in which everything changes; `cargo xtask soak` takes longer.
-    let mut soak = process::cargo();
-    soak.arg("test").args(&packages).args(["--bench", "soak"]);
-    root::run_through(&mut soak, &prefix);
-    process::run(soak.args(["--", "1"]))?;
-
     // What this machine's kernel may lack, or do otherwise.
     for (kernel, chosen) in IN_MACHINES {
         vm::check(kernel, &[packages.as_slice(), chosen].concat())?;
