@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::TraceError;
+use super::device::Device;
 use super::journey::{Context, DeviceKind, Joiner, Journey, Limits};
 use super::observe::{Backend, Observers, Plan, TierStatus, Watched};
 use crate::cilium::{
@@ -141,6 +142,7 @@ impl Session {
     ) -> Result<Self, TraceError> {
         let responders = Responders::new(evidence, &context);
         let mut gone = Vec::new();
+        let mut attempts = 0;
         let observers = loop {
             match Observers::start(&plan) {
                 Err(TraceError::Device { device, source, .. })
@@ -149,6 +151,22 @@ impl Session {
                     plan.ingress.retain(|name| *name != device);
                     plan.egress.retain(|name| *name != device);
                     gone.push(device);
+                }
+                // Which of them is gone clsact does not tell: the names do, or it was there again
+                // when it was asked.
+                Err(TraceError::Clsact(source))
+                    if source.raw_os_error() == Some(libc::ENODEV) && attempts < VANISHED =>
+                {
+                    attempts += 1;
+                    let mut is_there = |name: &String| {
+                        let there = Device::by_name(name).is_ok();
+                        if !there && !gone.contains(name) {
+                            gone.push(name.clone());
+                        }
+                        there
+                    };
+                    plan.ingress.retain(&mut is_there);
+                    plan.egress.retain(is_there);
                 }
                 result => break result?,
             }
