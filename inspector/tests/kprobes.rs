@@ -120,15 +120,14 @@ fn read(observers: &mut Observers, enough: impl Fn(&[Sighting]) -> bool) -> Vec<
 
 /// What was seen, one line each.
 fn told(seen: &[Sighting]) -> String {
-    seen.iter()
-        .map(|one| {
-            let packet = one.packet.as_ref().map(|packet| {
-                (packet.source, packet.destination, packet.protocol, packet.ports, packet.icmp)
-            });
-            let (skb, detail) = (one.skb, one.detail.as_deref());
-            format!("\n{:?} {skb:x?} {:?} {packet:?} {detail:?}", one.hook, one.neighbour)
-        })
-        .collect()
+    let line = |one: &Sighting| {
+        let packet = one.packet.as_ref().map(|packet| {
+            (packet.source, packet.destination, packet.protocol, packet.ports, packet.icmp)
+        });
+        let (skb, detail) = (one.skb, one.detail.as_deref());
+        format!("\n{:?} {skb:x?} {:?} {packet:?} {detail:?}", one.hook, one.neighbour)
+    };
+    seen.iter().map(line).collect::<Vec<_>>().concat()
 }
 
 fn to(one: &Sighting, address: IpAddr, port: u16) -> bool {

@@ -1,5 +1,7 @@
 //! `cargo xtask test`: everything that has to hold before a change is taken. CI runs the same.
 
+use std::collections::BTreeSet;
+
 use anyhow::Result;
 
 use crate::{lint, process, root, setup, vm};
@@ -57,6 +59,13 @@ pub const IN_MACHINES: [(&str, &[&str]); 3] = [
         ],
     ),
 ];
+
+/// Names of the test programs that are run in virtual machines, each once.
+pub fn names_in_machines() -> impl Iterator<Item = &'static str> {
+    let pairs = IN_MACHINES.iter().flat_map(|(_, arguments)| arguments.windows(2));
+    let names = pairs.filter(|pair| pair[0] == "--test").map(|pair| pair[1]);
+    names.collect::<BTreeSet<_>>().into_iter()
+}
 
 /// Runs set-up, lints and every test, what is cheap first.
 pub fn run() -> Result<()> {
