@@ -140,24 +140,19 @@ fn privileges(abilities: &mut Vec<Ability>) {
         .into_iter()
         .filter(|name| !held.iter().any(|one| one == name))
         .collect();
-    let possible = |missing: &[&str]| match missing {
+    let found = match missing.as_slice() {
         [] => "possible".to_owned(),
         missing => format!("needs {}", missing.join(" and ")),
     };
-    abilities.push(Ability::new(
-        "simulation",
-        good_if(missing.is_empty()),
-        possible(&missing),
-        "`inspect vip --simulate`: forwarded paths proved without a client",
-    ));
-    // A packet that nobody sees arrive is not sent.
-    let blind = host::lockdown().as_deref() == Some("confidentiality") && !has("CAP_BPF");
-    abilities.push(Ability::new(
-        "injection",
-        good_if(missing.is_empty() && !blind),
-        possible(&missing),
-        "`inspect vip --inject`: the whole way and the backend's answer, proved without a client",
-    ));
+    for (name, enables) in [
+        ("simulation", "`inspect vip --simulate`: forwarded paths proved without a client"),
+        (
+            "injection",
+            "`inspect vip --inject`: the whole way and the backend's answer, proved without a client",
+        ),
+    ] {
+        abilities.push(Ability::new(name, good_if(missing.is_empty()), found.clone(), enables));
+    }
 }
 
 fn kernel(abilities: &mut Vec<Ability>) {
@@ -333,7 +328,7 @@ fn pinned_maps(abilities: &mut Vec<Ability>, bpffs: &Bpffs) {
         "the right look-up order and words",
     ));
     if let Some(alive) = alive {
-        let now = u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX);
+        let now = host::monotonic_ns();
         let silent = now.checked_sub(alive).filter(|_| alive != 0).map(|ns| ns / 1_000_000_000);
         let (status, found) = match silent {
             Some(seconds) if seconds < 15 => (Status::Good, format!("alive {seconds} s ago")),

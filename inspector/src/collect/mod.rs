@@ -390,7 +390,7 @@ impl Reading<'_> {
             time: Time {
                 started: rfc3339(self.started),
                 ended: rfc3339(SystemTime::now()),
-                monotonic_ns: u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX),
+                monotonic_ns: host::monotonic_ns(),
             },
             subject: match question {
                 Question::Vip(query) => Subject::Vip(*query),

@@ -44,7 +44,7 @@ use crate::{
         SimulateError, client_mac,
         effects::{Maps, Occupied, Watch},
         known_programs, lock,
-        source::{CLIENT_MAC, controls, nobody},
+        source::{CLIENT_MAC, Ports, controls, nobody},
     },
     sys::{
         arrive::{Arrival, Arrived},
@@ -88,10 +88,6 @@ pub fn payload(text: &str) -> Result<Vec<u8>, String> {
     Ok(bytes)
 }
 
-/// Source ports of the packets: those that Linux gives to clients.
-const PORTS: std::ops::Range<u16> = 32_768..60_999;
-/// How often another source port is tried where one is in use.
-const ATTEMPTS: u32 = 16;
 /// How long after one packet the next is sent, so that look-ups of one are not taken for another's.
 const APART: Duration = Duration::from_millis(25);
 /// How long a reset may take to its backend before its tracks are removed.
@@ -217,7 +213,7 @@ pub fn plan(evidence: &Evidence, query: &VipQuery, request: &Request) -> Result<
         request,
         maps: &maps,
         addresses,
-        port: fastrand::u16(PORTS),
+        source_ports: Ports::from_any(),
         probes: Vec::new(),
         skipped: Vec::new(),
         ports: Vec::new(),
@@ -258,8 +254,7 @@ struct Planner<'e> {
     request: &'e Request,
     maps: &'e Maps,
     addresses: Addresses<'e>,
-    /// The next source port.
-    port: u16,
+    source_ports: Ports,
     probes: Vec<Probe>,
     skipped: Vec<Skipped>,
     ports: Vec<(Port, Target)>,
@@ -307,7 +302,7 @@ impl Planner<'_> {
             self.skip(device, Some(port), "every control address is a frontend".to_owned());
             return;
         };
-        let ports = [self.next_port(), self.next_port()];
+        let ports = [self.source_ports.another(), self.source_ports.another()];
         let shot = |destination: IpAddr, source_port| Shot {
             source,
             source_port,
@@ -418,18 +413,9 @@ impl Planner<'_> {
         let Some(route) = self.addresses.route(source) else {
             return format!("nobody: this node has no route to {source}");
         };
-        let name = |ifindex: u32| {
-            let link = self.evidence.network.as_ref().and_then(|network| network.link(ifindex));
-            link.map_or_else(|| format!("interface {ifindex}"), |link| link.name.clone())
-        };
         let output = route.output.unwrap_or_default();
-        let ethernet = self
-            .evidence
-            .network
-            .as_ref()
-            .and_then(|network| network.link(output))
-            .is_some_and(|link| link.ethernet);
-        let on = name(output);
+        let link = self.evidence.network.as_ref().and_then(|network| network.link(output));
+        let on = link.map_or_else(|| format!("interface {output}"), |link| link.name.clone());
         if route.kind != "unicast" {
             return format!("nobody: the route to {source} is `{}`", route.kind);
         }
@@ -456,18 +442,13 @@ impl Planner<'_> {
                 None => format!("nobody: no WireGuard peer on {on} has {source}"),
             };
         }
-        if !ethernet {
+        if !link.is_some_and(|link| link.ethernet) {
             return format!("whoever is behind {on}{elsewhere}");
         }
         if chosen && output == device.ifindex {
             return format!("nobody: to the MAC address {CLIENT_MAC} on {on}");
         }
         format!("whoever has {source} on {on}{elsewhere}")
-    }
-
-    fn next_port(&mut self) -> u16 {
-        self.port = if self.port >= PORTS.end { PORTS.start } else { self.port + 1 };
-        self.port
     }
 }
 
@@ -543,6 +524,7 @@ fn inject(
         undo: Undo::new(addresses)?,
         arrivals: HashMap::new(),
         sent: BTreeMap::new(),
+        source_ports: Ports::from_any(),
         evidence,
         held,
     };
@@ -605,6 +587,7 @@ struct Sender<'m> {
     /// First sequence numbers and Ethernet addresses, by probe, of packets for frontends and of
     /// controls.
     sent: BTreeMap<(usize, bool), (u32, Macs)>,
+    source_ports: Ports,
     held: &'m Held,
     evidence: &'m Evidence,
 }
@@ -680,7 +663,7 @@ impl<'m> Sender<'m> {
             shot.problem = Some("no packet can be made for it".to_owned());
             return Ok(());
         };
-        shot.sent_ns = Some(now_ns());
+        shot.sent_ns = Some(host::monotonic_ns());
         shot.problem = self.arrive(device, &frame)?;
         Ok(())
     }
@@ -695,20 +678,19 @@ impl<'m> Sender<'m> {
         let none: &[(IpAddr, u16)] = &[];
         let (reverse_nat, backends) =
             port.map_or((0, none), |port| (port.reverse_nat, port.backends.as_slice()));
-        for _ in 0..ATTEMPTS {
-            let flow = shot.flow(protocol);
-            match self.maps.watch_beside(flow, reverse_nat, backends, self.undo.packets()) {
-                Ok(watch) => return Ok(watch),
-                Err(Occupied::Connection) => shot.source_port = fastrand::u16(PORTS),
-                Err(Occupied::Client(what)) => {
-                    return Err(format!(
-                        "the client {} is in use ({what}): choose another with --source",
-                        shot.source
-                    ));
-                }
+        let mut flow = shot.flow(protocol);
+        let (earlier, ports) = (self.undo.packets(), &mut self.source_ports);
+        let found = self.maps.watch_free(&mut flow, reverse_nat, backends, earlier, ports);
+        shot.source_port = flow.source_port;
+        found.map_err(|occupied| match occupied {
+            Occupied::Client(what) => format!(
+                "the client {} is in use ({what}): choose another with --source",
+                shot.source
+            ),
+            Occupied::Connection => {
+                format!("no free source port of {}: choose another with --source", shot.source)
             }
-        }
-        Err(format!("no free source port of {}: choose another with --source", shot.source))
+        })
     }
 
     /// Makes a frame arrive; says why it did not.
@@ -820,10 +802,6 @@ impl<'m> Sender<'m> {
         }
         Ok(())
     }
-}
-
-fn now_ns() -> u64 {
-    u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

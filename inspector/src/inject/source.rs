@@ -12,13 +12,16 @@ use crate::{
         l2_responder::L2Responder,
         layout::{LAYOUTS, MapKind},
     },
-    collect::{maps, network},
+    collect::{
+        maps,
+        network::{self, networks},
+    },
     evidence::{
         Evidence,
         network::{Link, Network, Route},
         tables::{Tables, family_of},
     },
-    judge::contains,
+    judge::{cidr, contains},
     sys::{bpf, netlink::NetlinkError},
 };
 
@@ -182,12 +185,11 @@ impl<'e> Addresses<'e> {
         v6: bool,
         fits: &dyn Fn(IpAddr) -> bool,
     ) -> Option<IpAddr> {
-        let networks: Vec<(IpAddr, u8)> =
-            ranges.iter().filter_map(|text| network_of(text)).collect();
-        for (start, bits) in networks.into_iter().filter(|(start, _)| start.is_ipv6() == v6) {
-            if bits < SHORTEST {
+        let networks = ranges.iter().filter_map(|range| cidr(range));
+        for (start, bits) in networks.filter(|(start, _)| start.is_ipv6() == v6) {
+            let Some(bits) = u8::try_from(bits).ok().filter(|bits| *bits >= SHORTEST) else {
                 continue;
-            }
+            };
             for step in 0..CANDIDATES {
                 let Some(one) = host(start, bits, u32::from(CLIENT) + step) else { break };
                 let is_local = self.route(one).is_some_and(|route| route.kind != "unicast");
@@ -236,7 +238,7 @@ impl<'e> Addresses<'e> {
         const LOCAL: u32 = 1 << 24;
         let entry = Ipcache {
             address,
-            prefix_len: if address.is_ipv4() { 32 } else { 128 },
+            prefix_len: whole(address),
             cluster_id: 0,
             identity: crate::cilium::ipcache::Identity(0),
             tunnel_endpoint: None,
@@ -255,17 +257,12 @@ impl<'e> Addresses<'e> {
         })
     }
 
-    /// The ranges of the peers of a WireGuard device.
+    /// The ranges of the peers of a WireGuard device; of another device there are none.
     #[must_use]
     pub fn peers(&self, ifindex: u32) -> Vec<String> {
-        self.wireguard(ifindex).into_iter().flatten().cloned().collect()
-    }
-
-    /// The same by peer; nothing if it is no WireGuard device.
-    fn wireguard(&self, ifindex: u32) -> Vec<&'e Vec<String>> {
         let all = self.network.iter().flat_map(|network| &network.wireguard);
         let here = all.filter(|device| device.ifindex == ifindex);
-        here.flat_map(|device| &device.peers).map(|peer| &peer.allowed).collect()
+        here.flat_map(|device| &device.peers).flat_map(|peer| &peer.allowed).cloned().collect()
     }
 
     /// Whether a device is one of WireGuard's.
@@ -274,17 +271,6 @@ impl<'e> Addresses<'e> {
         self.network
             .is_some_and(|network| network.wireguard.iter().any(|one| one.ifindex == ifindex))
     }
-}
-
-/// The addresses of a link with the lengths of their prefixes.
-fn networks(link: &Link) -> impl Iterator<Item = (IpAddr, u8)> {
-    link.addresses.iter().filter_map(|text| network_of(text))
-}
-
-/// `10.0.0.1/24`
-fn network_of(text: &str) -> Option<(IpAddr, u8)> {
-    let (address, bits) = text.split_once('/')?;
-    Some((address.parse().ok()?, bits.parse().ok()?))
 }
 
 /// Whether a range is more than one address.

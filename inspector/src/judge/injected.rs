@@ -16,7 +16,6 @@ use crate::{
     evidence::{
         Evidence, VipQuery,
         injection::{Injection, Probe, Shot},
-        trace::{Stopped, Trace},
     },
     trace::{
         journey::{Context, Direction, Journey},
@@ -217,21 +216,11 @@ pub(super) fn apply(
         conclusions.extend(injected.conclusion.clone().filter(|_| injected.proves));
         path.injected = Some(injected);
     }
-    let watched = Trace {
-        watched: injection.watched.clone(),
-        ended_ns: injection.watched.started_ns,
-        stopped: Stopped::Duration,
-        journeys: Vec::new(),
-        more: Vec::new(),
-        not_kept: 0,
-        questions: Vec::new(),
-        answers: Vec::new(),
-    };
     let frontends: BTreeSet<&str> = paths.iter().map(|path| path.frontend.as_str()).collect();
     for frontend in frontends {
-        observed::backends_of(frontend, &conclusions, &watched, paths, &mut findings);
+        observed::backends_of(frontend, &conclusions, &injection.watched, paths, &mut findings);
     }
-    observed::events_lost(&watched, &mut findings);
+    observed::events_lost(&injection.watched, &mut findings);
     Some((InjectionSummary::new(injection, doubts), findings))
 }
 

@@ -25,7 +25,7 @@ pub use findings::{Finding, FindingId, Severity};
 pub use injected::{InjectedControl, InjectedPath, InjectionSummary};
 use programmed::Programmed;
 pub use simulated::{Control, SimulatedPath, SimulationSummary};
-pub(crate) use walk::contains;
+pub(crate) use walk::{cidr, contains};
 
 use crate::evidence::{Evidence, Subject, VipQuery, tables::Tables};
 

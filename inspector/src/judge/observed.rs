@@ -104,10 +104,10 @@ pub(super) fn apply(
     for frontend in frontends {
         let here: Vec<&Weighed> =
             weighed.iter().filter(|one| is_of(&one.conclusion, frontend)).collect();
-        backends(frontend, &here, trace, &mut findings);
-        handed_on(frontend, &here, trace, paths, &mut findings);
+        backends(frontend, &here, &trace.watched, &mut findings);
+        handed_on(frontend, &here, &trace.watched, paths, &mut findings);
     }
-    events_lost(trace, &mut findings);
+    events_lost(&trace.watched, &mut findings);
     announcement(trace, query, programmed, &context, &mut findings);
     let journeys = weighed.iter().map(|one| one.times).sum::<u64>() + trace.not_kept;
     let observation = Observation {
@@ -223,7 +223,7 @@ pub(super) fn raise_by_one(
 pub(super) fn backends_of(
     frontend: &str,
     conclusions: &[Conclusion],
-    trace: &Trace,
+    watched: &Watched,
     paths: &[PathVerdict],
     findings: &mut Vec<Finding>,
 ) {
@@ -233,8 +233,8 @@ pub(super) fn backends_of(
         .map(|one| Weighed { conclusion: one.clone(), times: 1 })
         .collect();
     let here: Vec<&Weighed> = weighed.iter().collect();
-    backends(frontend, &here, trace, findings);
-    handed_on(frontend, &here, trace, paths, findings);
+    backends(frontend, &here, watched, findings);
+    handed_on(frontend, &here, watched, paths, findings);
 }
 
 /// What journeys on a path say of it.
@@ -447,7 +447,7 @@ fn conflict(
 }
 
 /// Backends that refuse, or say nothing.
-fn backends(frontend: &str, here: &[&Weighed], trace: &Trace, findings: &mut Vec<Finding>) {
+fn backends(frontend: &str, here: &[&Weighed], watched: &Watched, findings: &mut Vec<Finding>) {
     let backend = |one: &Conclusion| {
         one.translation.as_ref().map_or_else(String::new, |to| to.backend.clone())
     };
@@ -476,7 +476,7 @@ fn backends(frontend: &str, here: &[&Weighed], trace: &Trace, findings: &mut Vec
         });
     }
     let silent: Vec<&Weighed> =
-        here.iter().copied().filter(|one| is_silent_backend(&one.conclusion, trace)).collect();
+        here.iter().copied().filter(|one| is_silent_backend(&one.conclusion, watched)).collect();
     if !silent.is_empty() {
         let times = number(&silent, |_| true);
         let waited = silent.iter().filter_map(|one| match one.conclusion.answer {
@@ -506,7 +506,7 @@ fn backends(frontend: &str, here: &[&Weighed], trace: &Trace, findings: &mut Vec
 fn handed_on(
     frontend: &str,
     here: &[&Weighed],
-    trace: &Trace,
+    watched: &Watched,
     paths: &[PathVerdict],
     findings: &mut Vec<Finding>,
 ) {
@@ -516,7 +516,7 @@ fn handed_on(
     let vanished: Vec<&Weighed> = here
         .iter()
         .copied()
-        .filter(|one| is_vanished(&one.conclusion, trace) && is_translated(&one.conclusion))
+        .filter(|one| is_vanished(&one.conclusion, watched) && is_translated(&one.conclusion))
         .collect();
     if vanished.is_empty() {
         return;
@@ -545,7 +545,7 @@ fn handed_on(
 
 /// Whether nothing was seen of a connection after it arrived, though it would have been, had the
 /// stack got it or dropped it.
-fn is_vanished(one: &Conclusion, trace: &Trace) -> bool {
+fn is_vanished(one: &Conclusion, watched: &Watched) -> bool {
     let needed = [Hook::Drop, Hook::Queue, Hook::Receive];
     matches!(one.answer, Answer::Silent { .. })
         && matches!(one.path, SeenPath::Forwarded { .. })
@@ -554,7 +554,7 @@ fn is_vanished(one: &Conclusion, trace: &Trace) -> bool {
         && one.translation.is_none()
         && one.drops.is_empty()
         && one.vip_lookups == VipLookups::None
-        && needed.iter().all(|hook| trace.watched.saw_all_everywhere(*hook))
+        && needed.iter().all(|hook| watched.saw_all_everywhere(*hook))
 }
 
 /// Whether the backend itself refused, as far as it was seen.
@@ -575,7 +575,7 @@ fn is_refused_by_backend(one: &Conclusion) -> bool {
 
 /// Whether the backend is to blame for the silence: the packet was seen to go there, nothing was
 /// seen to be dropped, and an answer would have been seen.
-fn is_silent_backend(one: &Conclusion, trace: &Trace) -> bool {
+fn is_silent_backend(one: &Conclusion, watched: &Watched) -> bool {
     let replies = [Hook::TcIngress, Hook::Receive, Hook::Drop];
     matches!(one.answer, Answer::Silent { .. })
         && one.frontend.ends_with("/TCP")
@@ -584,13 +584,12 @@ fn is_silent_backend(one: &Conclusion, trace: &Trace) -> bool {
         && one.outcome == Outcome::DnatBeforeNeigh
         && one.translation.as_ref().is_some_and(|translation| translation.seen)
         && !matches!(one.path, SeenPath::Unknown { .. })
-        && replies.iter().all(|hook| trace.watched.lost(*hook) == 0)
+        && replies.iter().all(|hook| watched.lost(*hook) == 0)
 }
 
 /// What was lost on the way from the kernel, and what had to make room here.
-pub(super) fn events_lost(trace: &Trace, findings: &mut Vec<Finding>) {
-    let mut parts: Vec<String> = trace
-        .watched
+pub(super) fn events_lost(watched: &Watched, findings: &mut Vec<Finding>) {
+    let mut parts: Vec<String> = watched
         .counts
         .iter()
         .filter(|count| count.lost > 0)
@@ -598,7 +597,7 @@ pub(super) fn events_lost(trace: &Trace, findings: &mut Vec<Finding>) {
             format!("{}: {} of {}", journey::hook_name(count.hook), count.lost, count.matched)
         })
         .collect();
-    let joined = &trace.watched.joined;
+    let joined = &watched.joined;
     for (number, what) in [
         (joined.cut_short, "journeys ended before their time"),
         (joined.steps_not_kept, "steps of journeys not kept"),

@@ -762,7 +762,7 @@ enum Allowed {
 }
 
 /// Reads `10.0.0.0/8`.
-fn cidr(text: &str) -> Option<(IpAddr, u32)> {
+pub(crate) fn cidr(text: &str) -> Option<(IpAddr, u32)> {
     let (address, bits) = text.split_once('/')?;
     Some((address.parse().ok()?, bits.parse().ok()?))
 }

@@ -210,7 +210,7 @@ pub(super) fn write_markdown(judgement: &Judgement, out: &mut impl Write) -> io:
         writeln!(out, "| Frontend | Path | Programmed | Simulated | Injected |")?;
         writeln!(out, "| --- | --- | --- | --- | --- |")?;
         for row in proofs {
-            writeln!(out, "| {} |", row.map(|cell| escape(&cell).clone()).join(" | "))?;
+            writeln!(out, "| {} |", row.map(|cell| escape(&cell)).join(" | "))?;
         }
         writeln!(out)?;
     }

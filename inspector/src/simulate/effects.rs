@@ -14,6 +14,7 @@ use std::{
     os::fd::{AsFd as _, OwnedFd},
 };
 
+use super::source::Ports;
 use crate::{
     cilium::{
         affinity::{Affinity, Client},
@@ -147,6 +148,30 @@ impl Maps {
         backends: &[(IpAddr, u16)],
     ) -> Result<Watch<'_>, Occupied> {
         self.watch_beside(flow, reverse_nat, backends, &[])
+    }
+
+    /// Finds a source port of which nothing is known, that of `flow` first, and notes what is there;
+    /// `flow` has it then. `earlier` is as for [`watch_beside`](Self::watch_beside).
+    ///
+    /// # Errors
+    /// [`Occupied`] by the client, or by connections wherever it was looked.
+    pub fn watch_free(
+        &self,
+        flow: &mut Flow,
+        reverse_nat: u16,
+        backends: &[(IpAddr, u16)],
+        earlier: &[Watch<'_>],
+        ports: &mut Ports,
+    ) -> Result<Watch<'_>, Occupied> {
+        /// How often another source port is tried where one is in use.
+        const ATTEMPTS: u32 = 16;
+        for _ in 0..ATTEMPTS {
+            match self.watch_beside(*flow, reverse_nat, backends, earlier) {
+                Err(Occupied::Connection) => flow.source_port = ports.another(),
+                settled => return settled,
+            }
+        }
+        Err(Occupied::Connection)
     }
 
     /// The same while other packets of ours are under way: what they have left, and will be taken

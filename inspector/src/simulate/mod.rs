@@ -23,6 +23,7 @@ use std::{
 };
 
 use effects::{Maps, Occupied};
+use source::Ports;
 
 use crate::{
     cilium::mac::Mac,
@@ -48,12 +49,6 @@ const XDP_PASS: i32 = 2;
 
 /// `TC_ACT_UNSPEC`, which is tcx's "next" too.
 const TC_NEXT: i32 = -1;
-
-/// Source ports of the packets: those that Linux gives to clients.
-const PORTS: std::ops::Range<u16> = 32_768..60_999;
-
-/// How often another source port is tried where one is in use.
-const ATTEMPTS: u32 = 16;
 
 /// What is to be simulated.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -144,7 +139,7 @@ fn simulate(
         request,
         maps: &maps,
         programs: HashMap::new(),
-        port: fastrand::u16(PORTS),
+        source_ports: Ports::from_any(),
         simulation: Simulation { at_most: request.at_most, ..Simulation::default() },
     };
     for device in &devices {
@@ -243,8 +238,7 @@ struct Simulator<'e> {
     maps: &'e Maps,
     /// Opened once: many devices may share one.
     programs: HashMap<u32, OwnedFd>,
-    /// The next source port.
-    port: u16,
+    source_ports: Ports,
     simulation: Simulation,
 }
 
@@ -358,7 +352,7 @@ impl Simulator<'_> {
     fn is_free(&self, source: IpAddr, port: &Port) -> bool {
         let flow = Flow {
             source,
-            source_port: self.port,
+            source_port: self.source_ports.last(),
             destination: self.query.address,
             destination_port: port.port,
             protocol: port.protocol,
@@ -428,34 +422,28 @@ impl Simulator<'_> {
         let ethernet = device.ethernet == Some(true);
         let mut flow = Flow {
             source,
-            source_port: 0,
+            source_port: self.source_ports.another(),
             destination: destination.0,
             destination_port: destination.1,
             protocol: port.protocol,
         };
-        let mut watch = None;
-        for _ in 0..ATTEMPTS {
-            flow.source_port = self.next_port();
-            match self.maps.watch(flow, port.reverse_nat, &port.backends) {
-                Ok(free) => {
-                    watch = Some(free);
-                    break;
-                }
-                Err(Occupied::Connection) => {}
-                Err(Occupied::Client(what)) => {
-                    let why = format!(
+        let ports = &mut self.source_ports;
+        let found = self.maps.watch_free(&mut flow, port.reverse_nat, &port.backends, &[], ports);
+        let mut watch = match found {
+            Ok(watch) => watch,
+            Err(occupied) => {
+                let why = match occupied {
+                    Occupied::Client(what) => format!(
                         "the client {source} is in use ({what}), which a run would change: choose \
                          another with --source"
-                    );
-                    self.skip(device, Some(port), why);
-                    return Ok(None);
-                }
+                    ),
+                    Occupied::Connection => {
+                        format!("no free source port of {source}: choose another with --source")
+                    }
+                };
+                self.skip(device, Some(port), why);
+                return Ok(None);
             }
-        }
-        let Some(mut watch) = watch else {
-            let why = format!("no free source port of {source}: choose another with --source");
-            self.skip(device, Some(port), why);
-            return Ok(None);
         };
         let macs = device.mac.filter(|_| ethernet).map(|own| Macs {
             source: client_mac(self.maps, self.evidence, source, device.ifindex),
@@ -496,11 +484,6 @@ impl Simulator<'_> {
         result?;
         self.simulation.runs.push(run);
         Ok(self.simulation.runs.last())
-    }
-
-    fn next_port(&mut self) -> u16 {
-        self.port = if self.port >= PORTS.end { PORTS.start } else { self.port + 1 };
-        self.port
     }
 }
 

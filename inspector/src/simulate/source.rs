@@ -22,6 +22,33 @@ pub const L3_TRICK: &str = "the kernel's test run takes bytes 12 and 13 for an E
      a packet without Ethernet header has its source address there: only sources in 8.0.0.0/16, or \
      xxxx:xxxx:86dd::/48, can be simulated";
 
+/// Source ports of packets, one after the other: of those that Linux gives to clients, from any one
+/// on.
+#[derive(Debug)]
+pub struct Ports(u16);
+
+impl Ports {
+    const ALL: std::ops::Range<u16> = 32_768..60_999;
+
+    /// Begins at any of them.
+    #[must_use]
+    pub fn from_any() -> Self {
+        Self(fastrand::u16(Self::ALL))
+    }
+
+    /// The one that was handed out last.
+    #[must_use]
+    pub fn last(&self) -> u16 {
+        self.0
+    }
+
+    /// The next one.
+    pub fn another(&mut self) -> u16 {
+        self.0 = if self.0 >= Self::ALL.end { Self::ALL.start } else { self.0 + 1 };
+        self.0
+    }
+}
+
 /// Addresses of controls: of the other ranges for documentation. More than one, in case somebody
 /// has made one of them a frontend.
 pub fn controls(v6: bool) -> impl Iterator<Item = IpAddr> {

@@ -11,7 +11,6 @@ use std::{
 
 use super::bpf;
 
-const BPF_PROG_LOAD: libc::c_long = 5;
 const BPF_RAW_TRACEPOINT_OPEN: libc::c_long = 17;
 
 /// `BPF_PROG_TYPE_TRACING`
@@ -68,34 +67,6 @@ pub struct Refused {
     pub said: String,
 }
 
-/// `union bpf_attr` of `BPF_PROG_LOAD`, up to `attach_prog_fd`.
-#[repr(C)]
-#[derive(Default)]
-struct LoadAttr {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-    prog_ifindex: u32,
-    expected_attach_type: u32,
-    prog_btf_fd: u32,
-    func_info_rec_size: u32,
-    func_info: u64,
-    func_info_cnt: u32,
-    line_info_rec_size: u32,
-    line_info: u64,
-    line_info_cnt: u32,
-    attach_btf_id: u32,
-    attach_prog_fd: u32,
-    pad: u32,
-}
-
 /// Loads it. It runs once it is [attached](attach).
 ///
 /// # Errors
@@ -116,13 +87,7 @@ pub fn load(around: &Around<'_>) -> Result<OwnedFd, Refused> {
             }
             let end = log.iter().position(|&byte| byte == 0).unwrap_or(log.len());
             let text = String::from_utf8_lossy(&log[..end]);
-            let is_sum = |line: &str| {
-                ["processed ", "verification time ", "stack depth "]
-                    .iter()
-                    .any(|word| line.starts_with(word))
-            };
-            let mut lines = text.lines().rev();
-            let said = lines.find(|line| !line.is_empty() && !is_sum(line)).unwrap_or_default();
+            let said = bpf::verifiers_reason(&text);
             Err(refused(first, said.to_owned()))
         }
     }
@@ -134,7 +99,7 @@ fn try_load(around: &Around<'_>, log: Option<&mut [u8]>) -> io::Result<OwnedFd> 
     for (to, from) in prog_name[..15].iter_mut().zip(around.name.bytes()) {
         *to = from;
     }
-    let mut attr = LoadAttr {
+    let mut attr = bpf::LoadAttr {
         prog_type: TRACING,
         insn_cnt: u32::try_from(around.instructions.len()).unwrap_or(u32::MAX),
         insns: around.instructions.as_ptr() as u64,
@@ -143,7 +108,7 @@ fn try_load(around: &Around<'_>, log: Option<&mut [u8]>) -> io::Result<OwnedFd> 
         expected_attach_type: around.when.attach_type(),
         attach_btf_id: around.function,
         attach_prog_fd: bpf::fd_number(around.target),
-        ..LoadAttr::default()
+        ..bpf::LoadAttr::default()
     };
     if let Some(log) = log {
         attr.log_level = 1;
@@ -152,7 +117,7 @@ fn try_load(around: &Around<'_>, log: Option<&mut [u8]>) -> io::Result<OwnedFd> 
     }
     // SAFETY: instructions, license and log have the lengths given (the license ends in NUL), and
     // outlive the call.
-    let fd = unsafe { bpf::bpf(BPF_PROG_LOAD, &mut attr)? };
+    let fd = unsafe { bpf::bpf(bpf::BPF_PROG_LOAD, &mut attr)? };
     // SAFETY: the kernel just returned this descriptor; nobody else owns it.
     unsafe { bpf::owned(fd) }
 }

@@ -13,12 +13,13 @@
 
 use std::{
     io,
-    os::fd::{AsFd as _, FromRawFd as _, OwnedFd},
+    os::fd::{AsFd as _, OwnedFd},
 };
 
-use super::{bpf::bpf, test_run};
-
-const BPF_PROG_LOAD: libc::c_long = 5;
+use super::{
+    bpf::{self, BPF_PROG_LOAD, LoadAttr},
+    test_run,
+};
 
 /// `BPF_F_INGRESS`
 const INGRESS: i32 = 1;
@@ -42,27 +43,10 @@ impl Instruction {
     }
 }
 
-/// The head of `union bpf_attr` for this call, up to Linux 4.15.
-#[repr(C)]
-#[derive(Default)]
-struct Attr {
-    prog_type: u32,
-    insn_cnt: u32,
-    insns: u64,
-    license: u64,
-    log_level: u32,
-    log_size: u32,
-    log_buf: u64,
-    kern_version: u32,
-    prog_flags: u32,
-    prog_name: [u8; 16],
-}
-
 /// What makes frames arrive on one device.
 #[derive(Debug)]
 pub struct Arrival {
     program: OwnedFd,
-    ifindex: u32,
 }
 
 /// What the kernel did with a frame.
@@ -95,21 +79,19 @@ impl Arrival {
             Instruction::new(CALL, 0, CLONE_REDIRECT),
             Instruction::new(EXIT, 0, 0),
         ];
-        let mut attr = Attr {
+        let mut attr = LoadAttr {
             prog_type: test_run::SCHED_CLS,
             insn_cnt: 4,
             insns: instructions.as_ptr() as u64,
             license: c"GPL".as_ptr() as u64,
-            ..Attr::default()
+            ..LoadAttr::default()
         };
         attr.prog_name[..NAME.len()].copy_from_slice(NAME.as_bytes());
         // SAFETY: the kernel reads the instructions and the licence at their lengths; both outlive
-        // the call. What it returns is a descriptor that nobody else has.
-        let program = unsafe {
-            let fd = bpf(BPF_PROG_LOAD, &mut attr)?;
-            OwnedFd::from_raw_fd(i32::try_from(fd).map_err(io::Error::other)?)
-        };
-        Ok(Self { program, ifindex })
+        // the call.
+        let fd = unsafe { bpf::bpf(BPF_PROG_LOAD, &mut attr)? };
+        // SAFETY: the kernel just returned this descriptor; nobody else owns it.
+        Ok(Self { program: unsafe { bpf::owned(fd)? } })
     }
 
     /// Makes a frame arrive. It begins with an Ethernet header, whatever the device is.
@@ -126,12 +108,6 @@ impl Arrival {
             number if number == -libc::EINVAL => Arrived::NoDevice,
             number => Arrived::Failed(number.saturating_neg()),
         })
-    }
-
-    /// The device.
-    #[must_use]
-    pub fn ifindex(&self) -> u32 {
-        self.ifindex
     }
 }
 

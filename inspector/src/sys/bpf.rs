@@ -140,6 +140,45 @@ pub(super) unsafe fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<l
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
 
+pub(super) const BPF_PROG_LOAD: libc::c_long = 5;
+
+/// `union bpf_attr` of `BPF_PROG_LOAD`, up to `attach_prog_fd`.
+#[repr(C)]
+#[derive(Default)]
+pub(super) struct LoadAttr {
+    pub prog_type: u32,
+    pub insn_cnt: u32,
+    pub insns: u64,
+    pub license: u64,
+    pub log_level: u32,
+    pub log_size: u32,
+    pub log_buf: u64,
+    pub kern_version: u32,
+    pub prog_flags: u32,
+    pub prog_name: [u8; 16],
+    pub prog_ifindex: u32,
+    pub expected_attach_type: u32,
+    pub prog_btf_fd: u32,
+    pub func_info_rec_size: u32,
+    pub func_info: u64,
+    pub func_info_cnt: u32,
+    pub line_info_rec_size: u32,
+    pub line_info: u64,
+    pub line_info_cnt: u32,
+    pub attach_btf_id: u32,
+    pub attach_prog_fd: u32,
+    pub pad: u32,
+}
+
+/// Of what the verifier said, the last that is no account of its work: why it refuses.
+#[must_use]
+pub fn verifiers_reason(log: &str) -> &str {
+    const ACCOUNTS: [&str; 3] = ["processed", "verification time", "stack depth"];
+    let is_account = |line: &str| ACCOUNTS.iter().any(|word| line.starts_with(word));
+    let mut lines = log.lines().rev();
+    lines.find(|line| !line.is_empty() && !is_account(line)).unwrap_or_default()
+}
+
 #[allow(clippy::cast_possible_truncation, reason = "structs of a few dozen bytes")]
 pub(super) fn size_u32<T>() -> u32 {
     size_of::<T>() as u32

@@ -8,7 +8,7 @@ use std::{io, net::IpAddr};
 
 use netlink_sys::{Socket, SocketAddr};
 
-use super::netlink::{self, NLM_F_ACK, push_attribute, push_message};
+use super::netlink::{self, NLM_F_ACK, octets, push_attribute, push_message};
 use crate::{cilium::mac::Mac, packet::Flow};
 
 /// `NLM_F_CREATE | NLM_F_EXCL`
@@ -118,13 +118,6 @@ fn neighbour(ifindex: u32, address: IpAddr, state: u16) -> Vec<u8> {
     body.extend([0, 0]);
     push_attribute(&mut body, libc::NDA_DST, &octets(address));
     body
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 fn route(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {

@@ -42,6 +42,12 @@ pub fn monotonic() -> Duration {
     )
 }
 
+/// The same in nanoseconds, as the kernel's own time stamps are.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    u64::try_from(monotonic().as_nanos()).unwrap_or(u64::MAX)
+}
+
 /// Host name as the kernel has it.
 #[must_use]
 pub fn hostname() -> String {

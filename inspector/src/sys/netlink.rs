@@ -8,7 +8,7 @@
 //! Every request here is a "get". Nothing in this file can change anything; the little that is
 //! changed is in [`super::change`].
 
-use std::{fmt, io};
+use std::{fmt, io, net::IpAddr};
 
 use netlink_sys::{Socket, SocketAddr};
 
@@ -313,6 +313,15 @@ pub fn push_attribute(to: &mut Vec<u8>, kind: u16, value: &[u8]) {
     to.extend(kind.to_ne_bytes());
     to.extend(value);
     to.resize(to.len().next_multiple_of(4), 0);
+}
+
+/// An address as attributes hold it: its bytes.
+#[must_use]
+pub fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
 }
 
 /// The attributes in `bytes`: type (without the flag bits) and value. Stops at one that is cut

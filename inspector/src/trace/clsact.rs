@@ -55,6 +55,20 @@ pub(super) struct Clsact {
     guard: Option<(OwnedFd, libc::pid_t)>,
 }
 
+/// Why it could not be made ready.
+#[derive(Debug)]
+pub(super) struct Failed {
+    /// Index of the device, if it is one device's fault.
+    pub(super) ifindex: Option<u32>,
+    pub(super) source: io::Error,
+}
+
+impl From<io::Error> for Failed {
+    fn from(source: io::Error) -> Self {
+        Self { ifindex: None, source }
+    }
+}
+
 /// A filter that is to be attached.
 #[derive(Debug, Clone, Copy)]
 struct Filter {
@@ -81,14 +95,15 @@ struct Qdisc {
 impl Clsact {
     /// Makes ready for these devices: sees what is there, starts the guard, and adds clsact qdiscs
     /// where there are none.
-    pub(super) fn prepare(wanted: &[(Device, Direction)]) -> io::Result<Self> {
+    pub(super) fn prepare(wanted: &[(Device, Direction)]) -> Result<Self, Failed> {
+        let on = |ifindex| move |source| Failed { ifindex: Some(ifindex), source };
         let mut route = RouteSocket::open()?;
         let there = route.classifiers()?;
         let mut filters: Vec<Filter> = Vec::new();
         let mut plan = Cleanup::default();
         let mut makes = Vec::new();
         for &(Device { ifindex, .. }, direction) in wanted {
-            let present = route.filters(ifindex, direction)?;
+            let present = route.filters(ifindex, direction).map_err(on(ifindex))?;
             let first = present.iter().map(|one| one.priority).min();
             let priority = first.unwrap_or(PRIORITY);
             // Such as no other filter of this priority has.
@@ -108,7 +123,7 @@ impl Clsact {
                     }),
                     delete: qdisc(RTM_DELQDISC, 0, ifindex),
                 });
-                makes.push(qdisc(RTM_NEWQDISC, MAKE, ifindex));
+                makes.push((ifindex, qdisc(RTM_NEWQDISC, MAKE, ifindex)));
             }
         }
         // SAFETY: no pointers are involved.
@@ -121,11 +136,11 @@ impl Clsact {
         };
         let guard = Some(guard(&plan, &socket)?);
         let made = Self { plan, filters, socket, guard };
-        for make in makes {
+        for (ifindex, make) in makes {
             match ask(made.socket.as_raw_fd(), &make) {
                 // Somebody was faster; it is removed if it is empty, whoever made it.
                 0 | libc::EEXIST => {}
-                number => return Err(io::Error::from_raw_os_error(number)),
+                number => return Err(on(ifindex)(io::Error::from_raw_os_error(number))),
             }
         }
         Ok(made)

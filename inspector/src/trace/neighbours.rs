@@ -74,7 +74,7 @@ impl Neighbours {
                     _ => return Err(error),
                 },
             }
-            let now = u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX);
+            let now = host::monotonic_ns();
             for (kind, body) in netlink::bodies(&self.buffer) {
                 if let Some(sighting) = notification(kind, body, now)
                     && let Some(neighbour) = &sighting.neighbour

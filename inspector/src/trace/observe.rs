@@ -27,13 +27,14 @@ use inspector_common::observe::{
 use zerocopy::FromBytes as _;
 
 use super::TraceError;
-use super::clsact::Clsact;
+use super::clsact::{self, Clsact};
 use super::decode::{self, HOOKS, TIERS, Undecoded};
 use super::device::{Device, LinkLayer};
 use super::neighbours::Neighbours;
 use super::offsets::{self, Kernel};
 use super::program::{self, Programs};
 use super::sighting::{Hook, Sighting, Tier};
+use crate::sys::bpf;
 use crate::sys::tc::Direction;
 
 /// Size of the ring buffer for events unless told otherwise, bytes: some 30,000 events.
@@ -281,7 +282,7 @@ impl Observers {
             && (plan.chain == Chain::Clsact || !has_tcx(&wanted[0].0))
         {
             let devices: Vec<_> = wanted.iter().map(|one| (one.1, one.2)).collect();
-            Some(Clsact::prepare(&devices).map_err(TraceError::Clsact)?)
+            Some(Clsact::prepare(&devices).map_err(|failed| unprepared(failed, &wanted))?)
         } else {
             None
         };
@@ -588,6 +589,16 @@ fn loader<'a>(is_read: bool) -> EbpfLoader<'a> {
         let _ = thread::Builder::new().spawn_scoped(scope, look);
         EbpfLoader::new()
     })
+}
+
+/// What clsact failed with: a device that is gone is said by its name.
+fn unprepared(failed: clsact::Failed, wanted: &[(String, Device, Direction)]) -> TraceError {
+    let clsact::Failed { ifindex, source } = failed;
+    let gone = ifindex.filter(|_| source.raw_os_error() == Some(libc::ENODEV));
+    match wanted.iter().find(|(_, device, _)| Some(device.ifindex) == gone) {
+        Some((name, ..)) => TraceError::Device { call: "clsact", device: name.clone(), source },
+        None => TraceError::Clsact(source),
+    }
 }
 
 /// Programs that are probably going to be attached.
@@ -902,13 +913,7 @@ fn errno(error: &ProgramError) -> Option<i32> {
 fn sentence(error: &ProgramError) -> String {
     if let ProgramError::LoadError { io_error, verifier_log } = error {
         let log = verifier_log.to_string();
-        let words: Vec<&str> = log.lines().filter(|line| !line.is_empty()).collect();
-        let is_sum = |line: &str| {
-            ["processed", "verification time", "stack depth"]
-                .iter()
-                .any(|word| line.starts_with(word))
-        };
-        let last = words.iter().rev().find(|line| !is_sum(line)).unwrap_or(&"");
+        let last = bpf::verifiers_reason(&log);
         return format!("bpf(BPF_PROG_LOAD): {io_error}; {last}");
     }
     let mut text = error.to_string();

@@ -6,7 +6,6 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use super::TraceError;
-use super::device::Device;
 use super::journey::{Context, DeviceKind, Joiner, Journey, Limits};
 use super::observe::{Backend, Observers, Plan, TierStatus, Watched};
 use crate::cilium::{
@@ -142,7 +141,6 @@ impl Session {
     ) -> Result<Self, TraceError> {
         let responders = Responders::new(evidence, &context);
         let mut gone = Vec::new();
-        let mut attempts = 0;
         let observers = loop {
             match Observers::start(&plan) {
                 Err(TraceError::Device { device, source, .. })
@@ -151,22 +149,6 @@ impl Session {
                     plan.ingress.retain(|name| *name != device);
                     plan.egress.retain(|name| *name != device);
                     gone.push(device);
-                }
-                // Which of them is gone clsact does not tell: the names do, or it was there again
-                // when it was asked.
-                Err(TraceError::Clsact(source))
-                    if source.raw_os_error() == Some(libc::ENODEV) && attempts < VANISHED =>
-                {
-                    attempts += 1;
-                    let mut is_there = |name: &String| {
-                        let there = Device::by_name(name).is_ok();
-                        if !there && !gone.contains(name) {
-                            gone.push(name.clone());
-                        }
-                        there
-                    };
-                    plan.ingress.retain(&mut is_there);
-                    plan.egress.retain(is_there);
                 }
                 result => break result?,
             }
@@ -179,7 +161,11 @@ impl Session {
         Ok(Self {
             joiner: Joiner::new(context.clone(), Limits::default()),
             context,
-            watched: trace::Watched { started_ns: now_ns(), tiers, ..trace::Watched::default() },
+            watched: trace::Watched {
+                started_ns: host::monotonic_ns(),
+                tiers,
+                ..trace::Watched::default()
+            },
             keeper: Keeper::default(),
             at_most: at_most.unwrap_or(u64::MAX),
             responders,
@@ -216,7 +202,7 @@ impl Session {
         each: &mut dyn FnMut(&Journey, &Conclusion, &Context) -> Result<(), E>,
     ) -> Result<(), E> {
         self.observers.wait(timeout)?;
-        let now = now_ns();
+        let now = host::monotonic_ns();
         if self.read(AT_ONCE)? {
             self.joiner.advance(now);
         }
@@ -235,7 +221,7 @@ impl Session {
     ) -> Result<Trace, E> {
         /// What comes faster than it can be read would keep this from coming to an end.
         const ROUNDS: usize = 16;
-        let ended_ns = now_ns();
+        let ended_ns = host::monotonic_ns();
         for _ in 0..ROUNDS {
             if self.read(AT_ONCE)? {
                 break;
@@ -314,10 +300,6 @@ impl Session {
         }
         Ok(())
     }
-}
-
-fn now_ns() -> u64 {
-    u64::try_from(host::monotonic().as_nanos()).unwrap_or(u64::MAX)
 }
 
 fn tier_use(status: &TierStatus) -> TierUse {

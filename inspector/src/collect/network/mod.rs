@@ -23,6 +23,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+pub(crate) use rtnetlink::networks;
 use rtnetlink::{AF_INET, AF_INET6, Device, RawNeighbour, RouteQuestion};
 
 use crate::{

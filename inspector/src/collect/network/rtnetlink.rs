@@ -14,7 +14,9 @@ use std::{
 use super::Way;
 use crate::{
     evidence::network::{Link, Neighbour, Route, Rule},
-    sys::netlink::{Netlink, NetlinkError, Request, attributes, push_attribute, u16_at, u32_at},
+    sys::netlink::{
+        Netlink, NetlinkError, Request, attributes, octets, push_attribute, u16_at, u32_at,
+    },
 };
 
 const GETLINK: Request = Request { kind: libc::RTM_GETLINK, name: "RTM_GETLINK" };
@@ -455,13 +457,6 @@ fn ip(family: u8, bytes: &[u8]) -> Option<IpAddr> {
         AF_INET => <[u8; 4]>::try_from(bytes).ok().map(|bytes| Ipv4Addr::from(bytes).into()),
         AF_INET6 => <[u8; 16]>::try_from(bytes).ok().map(|bytes| Ipv6Addr::from(bytes).into()),
         _ => None,
-    }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
     }
 }
 
