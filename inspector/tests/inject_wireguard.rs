@@ -7,19 +7,13 @@ mod node;
 mod run;
 
 use inspector_lab::{
-    Lab, Ns,
+    Ns,
     wireguard::{self, Attribute, PeerAttribute},
 };
 use node::{Node, answer, contents, path};
 
 const WEB: &str = "192.168.2.20";
 const WG0: &str = "forwarded via wg0";
-
-/// A node of a capture whose wg0 is a real tunnel.
-fn node(capture: &str) -> Node {
-    let lab = Lab::builder().project(capture).datapath(true).wireguard(true).up();
-    Node(lab.expect("a lab (this test needs root and WireGuard in the kernel)"))
-}
 
 /// When the peer was last heard of: seconds and nanoseconds of its handshake.
 fn handshakes(node: &Node) -> Vec<Vec<PeerAttribute>> {
@@ -44,7 +38,7 @@ fn handshakes(node: &Node) -> Vec<Vec<PeerAttribute>> {
 #[test]
 fn the_whole_way_is_seen_though_no_peer_ever_connected() {
     for vip in [WEB, "fd00:2::20"] {
-        let node = node("v1.21-tcx");
+        let node = Node::with_wireguard("v1.21-tcx");
         let before = contents(&node);
         // Nobody was ever there, and it is said.
         assert_eq!(handshakes(&node), [Vec::new()]);
@@ -77,7 +71,7 @@ fn the_whole_way_is_seen_though_no_peer_ever_connected() {
 /// fare as the injected one did.
 #[test]
 fn a_peer_fares_as_the_injected_packet_did() {
-    let node = node("v1.21-tcx");
+    let node = Node::with_wireguard("v1.21-tcx");
     let ran = node.vip(&[WEB, "--via", "wg0", "--inject", "--yes"]);
     assert_eq!(path(&ran, "443/TCP", WG0)["served"], "yes", "{ran:?}");
     assert!(node.connect(Ns::Vpn, "tcp", WEB, 443).ok);

@@ -13,8 +13,7 @@ use std::{
     collections::BTreeSet,
     fs,
     io::{Read, Write},
-    net::TcpListener,
-    os::{fd::AsRawFd, unix::process::CommandExt},
+    os::unix::process::CommandExt,
     process::{Child, Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
@@ -198,14 +197,7 @@ fn the_whole_way_is_seen_over_ipv6_in_front_of_clsact_filters() {
 #[test]
 fn a_backend_that_refuses_is_no_fault_of_the_datapath() {
     let node = Node::new("v1.21-tcx");
-    let map = node.0.map("cilium_lb4_backends_v3").expect("the backends");
-    for entry in map.entries().expect("its entries") {
-        let mut value = entry.value.clone();
-        if value[4..6] == 8443_u16.to_be_bytes() {
-            value[4..6].copy_from_slice(&8444_u16.to_be_bytes());
-            map.update(&entry.key, &value).expect("an entry");
-        }
-    }
+    node.let_backends_refuse();
     let before = all(&node);
     let ran = injected(&node, &[WEB, "--via", "wg0"]);
     assert_eq!(ran.code, Some(1), "{ran:?}");
@@ -312,24 +304,7 @@ fn a_packet_for_the_proxy_is_answered_where_something_listens() {
     // Table 2004 hands marked packets to the node: there, a socket can take them.
     let port = packet(&ran, "80/TCP", ENO1)["conclusion"]["proxy_port"].as_u64();
     let port = u16::try_from(port.expect("a port")).expect("a port");
-    let listen = |port: u16| {
-        let listener = TcpListener::bind(("0.0.0.0", port)).expect("a listener");
-        let yes: libc::c_int = 1;
-        // It answers as the VIP, which is no address of the node, as a proxy does.
-        // SAFETY: the kernel reads one number of the length given.
-        let set = unsafe {
-            libc::setsockopt(
-                listener.as_raw_fd(),
-                libc::SOL_IP,
-                libc::IP_TRANSPARENT,
-                (&raw const yes).cast(),
-                4,
-            )
-        };
-        assert_eq!(set, 0, "IP_TRANSPARENT: {}", std::io::Error::last_os_error());
-        listener
-    };
-    let _listeners = node.0.run_in(Ns::Node, || [80, port].map(listen)).expect("the node");
+    let _listeners = node.listen_as_proxy(port);
     let ran = injected(&node, &["192.168.2.30"]);
     for device in [ENO1, WG0] {
         let packet = packet(&ran, "80/TCP", device);

@@ -27,7 +27,7 @@ use inspector::trace::observe::{Backend, Observers, Plan, TierStatus, Watched};
 use inspector::trace::sighting::{Hook, Packet, RanProgram, Sighting, Tier};
 use inspector_lab::Ns;
 use inspector_lab::lab::exec_outside;
-use node::Node;
+use node::{Node, seen_for};
 use run::inspect;
 use tempfile::TempDir;
 
@@ -111,22 +111,7 @@ fn observed<T: Send>(node: &Node, traffic: impl FnOnce() -> T + Send) -> (T, Vec
         let TierStatus { missing, reason, .. } = programs(&observers);
         assert_eq!((reason, missing), (&None, &Vec::new()), "this test needs fentry");
         let result = traffic();
-        let mut seen = Vec::new();
-        let deadline = Instant::now() + Duration::from_secs(1);
-        loop {
-            while let Some(sighting) = observers.next().expect("event") {
-                seen.push(sighting);
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break;
-            }
-            observers.wait(left).expect("wait");
-        }
-        for count in observers.counts().expect("counts") {
-            assert_eq!(count.lost, 0, "{count:?}");
-        }
-        assert_eq!(observers.malformed(), 0);
+        let seen = seen_for(&mut observers, Duration::from_secs(1));
         (result, seen)
     };
     node.0.run_in(Ns::Node, work).expect("the node")

@@ -240,15 +240,7 @@ fn a_frontend_without_backend_is_seen_to_reject() {
 #[test]
 fn a_backend_that_refuses_is_told_from_a_datapath_that_does_not_work() {
     let node = Node::new("v1.21-tcx");
-    // The Service's target port is one at which nobody listens.
-    let map = node.0.map("cilium_lb4_backends_v3").expect("the backends");
-    for entry in map.entries().expect("its entries") {
-        let mut value = entry.value.clone();
-        if value[4..6] == 8443_u16.to_be_bytes() {
-            value[4..6].copy_from_slice(&8444_u16.to_be_bytes());
-            map.update(&entry.key, &value).expect("an entry");
-        }
-    }
+    node.let_backends_refuse();
     let ran = traced(&node, &["192.168.2.20", "--count", "1"], || {
         connect(&node, Ns::Client, "tcp", "192.168.2.20", 443, false);
     });

@@ -4,11 +4,7 @@
 mod node;
 mod run;
 
-use std::{
-    net::IpAddr,
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::{net::IpAddr, process::Command, time::Duration};
 
 use inspector::{
     sys::tc::{Direction, RouteSocket},
@@ -18,7 +14,7 @@ use inspector::{
     },
 };
 use inspector_lab::{Ns, probe::Outcome};
-use node::Node;
+use node::{Node, seen_for};
 
 const TCP: u8 = 6;
 const SYN: u8 = 2;
@@ -71,22 +67,7 @@ fn observed(
         .run_in(Ns::Node, || {
             let mut observers = Observers::start(plan).expect("the observers");
             let outcome = node.connect(from, "tcp", to, port);
-            let mut seen = Vec::new();
-            let deadline = Instant::now() + Duration::from_millis(300);
-            loop {
-                while let Some(sighting) = observers.next().expect("event") {
-                    seen.push(sighting);
-                }
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() {
-                    break;
-                }
-                observers.wait(left).expect("wait");
-            }
-            for count in observers.counts().expect("counts") {
-                assert_eq!(count.lost, 0, "{count:?}");
-            }
-            assert_eq!(observers.malformed(), 0);
+            let seen = seen_for(&mut observers, Duration::from_millis(300));
             (outcome, seen, observers.status().to_vec())
         })
         .expect("the node")

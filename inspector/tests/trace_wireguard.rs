@@ -10,14 +10,13 @@ mod run;
 
 use std::{
     io::Write as _,
-    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
-    os::fd::AsRawFd as _,
+    net::{IpAddr, SocketAddr, UdpSocket},
     thread,
     time::{Duration, Instant},
 };
 
 use inspector_lab::{
-    Lab, Ns,
+    Ns,
     wireguard::{self, Attribute, PeerAttribute},
 };
 use node::{Node, absent, answer, found, path, why};
@@ -27,12 +26,6 @@ use serde_json::Value;
 const WEB: [&str; 2] = ["192.168.2.20", "fd00:2::20"];
 const L7: &str = "192.168.2.30";
 const WG0: &str = "forwarded via wg0";
-
-/// A node of a capture whose wg0 is a real tunnel.
-fn node(capture: &str) -> Node {
-    let lab = Lab::builder().project(capture).datapath(true).wireguard(true).up();
-    Node(lab.expect("a lab (this test needs root and WireGuard in the kernel)"))
-}
 
 /// Bytes that the node has received of its peers through the tunnel, as the kernel counts them.
 fn received(node: &Node) -> u64 {
@@ -114,7 +107,7 @@ fn fate(ran: &Ran, port: &str) -> [String; 3] {
 
 #[test]
 fn a_failed_neighbour_entry_of_the_vip_has_no_bearing_on_forwarded_packets() {
-    let node = node("v1.21-tcx");
+    let node = Node::with_wireguard("v1.21-tcx");
     for vip in WEB {
         probed_in_vain(&node, vip);
         let before = received(&node);
@@ -166,7 +159,7 @@ fn a_failed_neighbour_entry_of_the_vip_has_no_bearing_on_forwarded_packets() {
 /// As it was reported: the frontend is an L7 one, and a proxy on the node takes what comes for it.
 #[test]
 fn nor_on_what_is_handed_to_the_proxy_of_the_node() {
-    let node = node("v1.21-l7lb");
+    let node = Node::with_wireguard("v1.21-l7lb");
     probed_in_vain(&node, L7);
     // Nobody listens.
     let ran = traced(&node, L7, 80);
@@ -174,25 +167,7 @@ fn nor_on_what_is_handed_to_the_proxy_of_the_node() {
     assert_eq!(fate(&ran, "80/TCP"), ["proxied-before-neigh", "no", "observed"], "{ran:?}");
     let port = conclusion(&ran)["proxy_port"].as_u64().expect("a port");
 
-    let listen = |port: u16| {
-        let listener = TcpListener::bind(("0.0.0.0", port)).expect("a listener");
-        let yes: libc::c_int = 1;
-        // It answers as the VIP, which is no address of the node, as a proxy does.
-        // SAFETY: the kernel reads one number of the length given.
-        let set = unsafe {
-            libc::setsockopt(
-                listener.as_raw_fd(),
-                libc::SOL_IP,
-                libc::IP_TRANSPARENT,
-                (&raw const yes).cast(),
-                4,
-            )
-        };
-        assert_eq!(set, 0, "IP_TRANSPARENT: {}", std::io::Error::last_os_error());
-        listener
-    };
-    let ports = [80, u16::try_from(port).expect("a port")];
-    let listeners = node.0.run_in(Ns::Node, || ports.map(listen)).expect("the node");
+    let listeners = node.listen_as_proxy(u16::try_from(port).expect("a port"));
     // They end with the process.
     for listener in listeners {
         thread::spawn(move || {

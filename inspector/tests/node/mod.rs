@@ -6,12 +6,14 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::IpAddr,
+    net::{IpAddr, TcpListener},
+    os::fd::AsRawFd as _,
     path::{Path, PathBuf},
     process::Command,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use inspector::trace::{observe::Observers, sighting::Sighting};
 use inspector_lab::{
     Lab, Ns,
     lab::exec_outside,
@@ -29,6 +31,46 @@ impl Node {
     pub fn new(capture: &str) -> Self {
         let lab = Lab::builder().project(capture).datapath(true).up();
         Self(lab.expect("a lab (this test needs root, bpf(2), a cgroup2 mount and TUN devices)"))
+    }
+
+    /// The node of a capture whose wg0 is a real tunnel.
+    pub fn with_wireguard(capture: &str) -> Self {
+        let lab = Lab::builder().project(capture).datapath(true).wireguard(true).up();
+        Self(lab.expect("a lab (this test needs root and WireGuard in the kernel)"))
+    }
+
+    /// Lets the Services' target port 8443 (IPv4) be one at which nobody listens.
+    pub fn let_backends_refuse(&self) {
+        let map = self.0.map("cilium_lb4_backends_v3").expect("the backends");
+        for entry in map.entries().expect("its entries") {
+            let mut value = entry.value.clone();
+            if value[4..6] == 8443_u16.to_be_bytes() {
+                value[4..6].copy_from_slice(&8444_u16.to_be_bytes());
+                map.update(&entry.key, &value).expect("an entry");
+            }
+        }
+    }
+
+    /// Listens on the node as a local proxy does, at port 80 and at the proxy's own: it answers as the
+    /// VIP, which is no address of the node.
+    pub fn listen_as_proxy(&self, proxy_port: u16) -> [TcpListener; 2] {
+        let listen = |port: u16| {
+            let listener = TcpListener::bind(("0.0.0.0", port)).expect("a listener");
+            let yes: libc::c_int = 1;
+            // SAFETY: the kernel reads one number of the length given.
+            let set = unsafe {
+                libc::setsockopt(
+                    listener.as_raw_fd(),
+                    libc::SOL_IP,
+                    libc::IP_TRANSPARENT,
+                    (&raw const yes).cast(),
+                    4,
+                )
+            };
+            assert_eq!(set, 0, "IP_TRANSPARENT: {}", std::io::Error::last_os_error());
+            listener
+        };
+        self.0.run_in(Ns::Node, || [80, proxy_port].map(listen)).expect("the node")
     }
 
     /// What `inspect` says on the node, in the cgroup with socket load balancing.
@@ -203,4 +245,26 @@ pub fn contents(node: &Node) -> Contents {
     }
     assert!(maps.contains_key("cilium_ct4_global"), "{:?}", maps.keys());
     maps
+}
+
+/// What observers see from now on for so long: all of it, and nothing that was lost.
+#[track_caller]
+pub fn seen_for(observers: &mut Observers, time: Duration) -> Vec<Sighting> {
+    let mut seen = Vec::new();
+    let deadline = Instant::now() + time;
+    loop {
+        while let Some(sighting) = observers.next().expect("event") {
+            seen.push(sighting);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        observers.wait(left).expect("wait");
+    }
+    for count in observers.counts().expect("counts") {
+        assert_eq!(count.lost, 0, "{count:?}");
+    }
+    assert_eq!(observers.malformed(), 0);
+    seen
 }
