@@ -9,7 +9,6 @@ mod run;
 use std::{
     collections::BTreeSet,
     fs,
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::Command,
 };
@@ -221,8 +220,7 @@ fn the_commands_of_the_page_on_manifests_run() {
     fs::create_dir(folder.path().join("bin")).expect("mkdir");
     for (name, script) in OTHERS {
         let file = folder.path().join("bin").join(name);
-        fs::write(&file, format!("#!/bin/sh\n{script}\n")).expect("a file");
-        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).expect("chmod");
+        run::script(&file, &format!("#!/bin/sh\n{script}\n"));
     }
     let text = page("lint.md");
     let lines = blocks(&text, "sh").join("\n");

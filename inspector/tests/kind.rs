@@ -22,7 +22,7 @@ use std::{
     fs::{self, OpenOptions},
     io::{BufRead as _, BufReader, Write as _},
     net::Ipv4Addr,
-    os::unix::{fs::PermissionsExt, process::CommandExt},
+    os::unix::process::CommandExt,
     path::{Path, PathBuf},
     process::{Command, Stdio},
     thread,
@@ -326,7 +326,7 @@ impl World {
                 let (node, to) = to.split_once(':').expect("a node");
                 let to = self.root(position(node)).join(to.trim_start_matches('/'));
                 fs::create_dir_all(to.parent().expect("a folder")).expect("mkdir");
-                fs::copy(from, to).expect("a copy");
+                run::install(Path::new(from), &to);
                 said("")
             }
             ["exec", node, command @ ..] => self.exec(position(node), command),
@@ -449,7 +449,7 @@ impl World {
         }
         fs::create_dir_all(&caller).expect("mkdir");
         // Named by a path that is relative to the caller.
-        fs::copy(env!("CARGO_BIN_EXE_inspect"), caller.join("inspect-static")).expect("a copy");
+        run::install(Path::new(env!("CARGO_BIN_EXE_inspect")), &caller.join("inspect-static"));
         let path = std::env::var("PATH").expect("a PATH");
         let mut command = Command::new("bash");
         command
@@ -507,17 +507,13 @@ fn world() -> World {
                         cat \"$FAKES/out\"\ncat \"$FAKES/err\" >&2\nexit \"$code\"\n";
     let world = World::new();
     fs::create_dir(world.path("bin")).expect("mkdir");
-    let script = |path: &Path, text: &str| {
-        fs::write(path, text).expect("a file");
-        fs::set_permissions(path, fs::Permissions::from_mode(0o755)).expect("chmod");
-    };
     let unpacked = deploy_tools::programs().expect("HOME, or INSPECTOR_TOOLS").join("usr");
     if unpacked.join("bin/jq").is_file() {
         let libraries = unpacked.join("lib").join(format!("{}-linux-gnu", std::env::consts::ARCH));
         let (libraries, jq) = (libraries.display(), unpacked.join("bin/jq"));
         let text =
             format!("#!/bin/sh\nLD_LIBRARY_PATH='{libraries}' exec '{}' \"$@\"\n", jq.display());
-        script(&world.path("bin/jq"), &text);
+        run::script(&world.path("bin/jq"), &text);
     }
     for (tool, how) in [("flock", "it is of util-linux"), ("jq", "run `cargo xtask setup`")] {
         let own = world.path("bin").join(tool);
@@ -526,7 +522,7 @@ fn world() -> World {
         assert!(found.is_ok_and(|output| output.status.success()), "no `{tool}`: {how}");
     }
     for tool in ["docker", "kind", "k3d", "kubectl", "helm"] {
-        script(&world.path("bin").join(tool), FAKE);
+        run::script(&world.path("bin").join(tool), FAKE);
     }
     for pipe in ["ask", "answer"] {
         let made = Command::new("mkfifo").arg(world.path(pipe)).status().expect("mkfifo");

@@ -5,6 +5,7 @@
 use std::{
     ffi::OsStr,
     fs,
+    io::Write,
     os::unix::fs::PermissionsExt,
     os::unix::process::CommandExt,
     path::{Path, PathBuf},
@@ -27,7 +28,7 @@ use nix::{
 };
 use serde_json::Value;
 use sha2::{Digest, Sha256};
-use tempfile::TempDir;
+use tempfile::{NamedTempFile, TempDir};
 
 /// What a run came to.
 #[derive(Debug)]
@@ -141,6 +142,21 @@ impl Ran {
     }
 }
 
+/// Copies a program to where it can be run at once. Another process writes it: a descriptor of
+/// this one may live on in a child that another test starts meanwhile, and a file that is open for
+/// writing cannot be run (`ETXTBSY`).
+pub fn install(from: &Path, to: &Path) {
+    let status = Command::new("install").args(["-m", "755"]).args([from, to]).status();
+    assert!(status.expect("install, of coreutils").success(), "{}", to.display());
+}
+
+/// Writes a script to where it can be run at once, as [`install`] does.
+pub fn script(path: &Path, text: &str) {
+    let mut file = NamedTempFile::new().expect("a file");
+    file.write_all(text.as_bytes()).expect("a file");
+    install(file.path(), path);
+}
+
 /// The program where every user can run it, and room for files of theirs.
 pub struct Stranger {
     folder: TempDir,
@@ -153,7 +169,7 @@ impl Stranger {
     pub fn new() -> Self {
         let folder = TempDir::new().expect("a folder");
         fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).expect("chmod");
-        fs::copy(env!("CARGO_BIN_EXE_inspect"), folder.path().join("inspect")).expect("a copy");
+        install(Path::new(env!("CARGO_BIN_EXE_inspect")), &folder.path().join("inspect"));
         Self { folder }
     }
 
