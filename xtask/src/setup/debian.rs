@@ -6,6 +6,7 @@
 //! with which the system vouches for it.
 
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -191,8 +192,50 @@ impl Apt {
                 output(unpack.arg("-x").arg(entry.path()).arg(&unpacked), "dpkg-deb -x")?;
             }
         }
+        keep_links_inside(&unpacked)?;
         Ok(unpacked)
     }
+}
+
+/// Turns links that name a file from the system's root into ones that lead to the file unpacked
+/// with them: a package's own `/bin/kmod` need not be on this system. Those whose target was not
+/// unpacked stay.
+fn keep_links_inside(root: &Path) -> Result<()> {
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        let entries =
+            fs::read_dir(&folder).with_context(|| format!("cannot list {}", folder.display()))?;
+        for entry in entries {
+            let entry = entry.with_context(|| format!("cannot list {}", folder.display()))?;
+            let (path, kind) = (entry.path(), entry.file_type().context("no file type")?);
+            if kind.is_dir() {
+                folders.push(path);
+            } else if kind.is_symlink() {
+                let target = fs::read_link(&path)
+                    .with_context(|| format!("cannot read {}", path.display()))?;
+                if let Some(inside) = unpacked_target(root, &folder, &target) {
+                    fs::remove_file(&path)
+                        .and_then(|()| symlink(inside, &path))
+                        .with_context(|| format!("cannot replace {}", path.display()))?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What a link in `folder`, a folder below `root`, has to say instead of the absolute `target` to
+/// lead to that file below `root`.
+fn unpacked_target(root: &Path, folder: &Path, target: &Path) -> Option<PathBuf> {
+    let named = target.strip_prefix("/").ok()?;
+    // Packages name their files with and without `/usr`, which are one folder once installed.
+    let merged =
+        named.strip_prefix("usr").map_or_else(|_| Path::new("usr").join(named), Into::into);
+    let there = [named.to_owned(), merged]
+        .into_iter()
+        .find(|path| root.join(path).symlink_metadata().is_ok())?;
+    let up = folder.strip_prefix(root).ok()?.components().map(|_| "..");
+    Some(up.collect::<PathBuf>().join(there))
 }
 
 /// [`process::output`] with a short name in the error: apt's command lines are long.
@@ -417,6 +460,32 @@ mod tests {
                 Mirror { uri: "http://other.example/debian".to_owned(), signed_by: None },
             ]
         );
+    }
+
+    #[test]
+    fn links_lead_to_what_was_unpacked_with_them() {
+        let root = tempfile::tempdir().unwrap();
+        let at = |path: &str| root.path().join(path);
+        for folder in ["bin", "sbin", "usr/bin"] {
+            fs::create_dir_all(at(folder)).unwrap();
+        }
+        fs::write(at("bin/kmod"), "kmod").unwrap();
+        fs::write(at("usr/bin/xz"), "xz").unwrap();
+        let links = [
+            ("sbin/depmod", "/bin/kmod", "../bin/kmod"),
+            ("usr/bin/lsmod", "/usr/bin/kmod", "../../bin/kmod"),
+            ("bin/unxz", "/bin/xz", "../usr/bin/xz"),
+            ("bin/modinfo", "kmod", "kmod"),
+            ("bin/elsewhere", "/etc/alternatives/elsewhere", "/etc/alternatives/elsewhere"),
+        ];
+        for (link, target, _) in links {
+            symlink(target, at(link)).unwrap();
+        }
+        keep_links_inside(root.path()).unwrap();
+        for (link, _, target) in links {
+            assert_eq!(fs::read_link(at(link)).unwrap(), Path::new(target), "{link}");
+        }
+        assert_eq!(fs::read(at("sbin/depmod")).unwrap(), b"kmod");
     }
 
     #[test]

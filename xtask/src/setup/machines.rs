@@ -84,8 +84,7 @@ impl Tools {
         ["usr/bin", "bin", "usr/sbin", "sbin"]
             .iter()
             .map(|folder| self.root.join(folder).join(name))
-            // Links may lead to where they would be if this were installed.
-            .find(|path| path.symlink_metadata().is_ok())
+            .find(|path| path.is_file())
             .with_context(|| format!("there is no {name} in {}", self.root.display()))
     }
 
