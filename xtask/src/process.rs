@@ -44,6 +44,15 @@ pub fn rustc() -> Command {
     command
 }
 
+/// Lets an interrupt end what is started from here on.
+///
+/// A shell without job control lets what it starts in the background ignore SIGINT, and all that this
+/// starts with it: tests that send one would wait for ever.
+pub fn heed_interrupts() {
+    // SAFETY: no handler is set, and the call does not fail with a valid signal.
+    unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+}
+
 /// Shows the command, runs it and waits; anything but success is an error.
 pub fn run(command: &mut Command) -> Result<()> {
     eprintln!("$ {}", shown(command));

@@ -71,6 +71,7 @@ pub fn names_in_machines() -> impl Iterator<Item = &'static str> {
 pub fn run() -> Result<()> {
     // Asked before anything that takes time.
     let prefix = root::prefix()?;
+    process::heed_interrupts();
     lint::format()?;
     // All that the tests use, the programs of netfilter among it.
     setup::run()?;

@@ -112,7 +112,9 @@ fn program() -> (PathBuf, Option<PathBuf>) {
 /// Fonts and libraries of an unpacked browser.
 fn with_root(command: &mut Command, root: &Path, folder: &Path) {
     let of_machine = format!("{}-linux-gnu", env::consts::ARCH);
+    // Debian's libpulse looks for its other half at an absolute path.
     let libraries = ["usr/lib", "lib"].map(|part| root.join(part).join(&of_machine));
+    let libraries = [&libraries[0], &libraries[1], &libraries[0].join("pulseaudio")];
     command.env("LD_LIBRARY_PATH", env::join_paths(libraries).expect("paths"));
     let fonts = folder.join("fonts.conf");
     let text = format!(

@@ -75,12 +75,14 @@ impl Node {
 
     /// What `inspect` says on the node, in the cgroup with socket load balancing.
     pub fn inspect(&self, arguments: &[&str]) -> Ran {
+        self.run(&mut inspect(arguments))
+    }
+
+    /// What a command says there.
+    pub fn run(&self, command: &mut Command) -> Ran {
         self.0.set_agent_alive().expect("a sign of life");
         // Other labs may be up on this machine.
-        let alone = || {
-            let mut command = inspect(arguments);
-            run(self.0.exec_in(Ns::Node, &mut command).expect("the node"))
-        };
+        let alone = || run(self.0.exec_in(Ns::Node, command).expect("the node"));
         self.0.run_alone(None, alone).expect("mounts of its own")
     }
 
