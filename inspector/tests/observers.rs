@@ -43,6 +43,7 @@ fn plan(device: &str) -> Plan {
             .into(),
         ingress: vec![device.to_owned()],
         tiers: [Tier::Tc].into(),
+        headers: true,
         ..Plan::default()
     }
 }

@@ -9,7 +9,7 @@ use inspector::{
     evidence::{Evidence, VipQuery, tables::Tables, trace::Watched},
     judge::journey::{self, Conclusion},
     report::journeys,
-    trace::journey::Context,
+    trace::journey::{Context, Journey},
 };
 
 use super::{
@@ -66,7 +66,9 @@ pub fn run(args: &TraceArgs, options: &Resolved) -> anyhow::Result<Answer> {
         merge(&mut context, journey::context(&evidence, query));
     }
     let style = output::style(options);
-    let mut each = |conclusion: &Conclusion| {
+    let mut each = |journey: &Journey, conclusion: &Conclusion, context: &Context| {
+        let conclusion =
+            &Conclusion { hooks: journey::hooks(journey, context), ..conclusion.clone() };
         output::write_stdout(|out| match options.format {
             Format::Json => {
                 serde_json::to_writer(&mut *out, conclusion)?;

@@ -49,7 +49,8 @@ const PROGRESS: Duration = Duration::from_millis(250);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What is handed each connection that came to an end.
-pub type Each<'e> = dyn FnMut(&Conclusion) -> anyhow::Result<()> + Send + 'e;
+pub type Each<'e> =
+    dyn FnMut(&Journey, &Conclusion, &Context) -> anyhow::Result<()> + Send + 'e;
 
 /// What is told that the hooks are live, and where packets go: opened before anything else, so that
 /// what is wrong with it is said at once.
@@ -169,7 +170,8 @@ impl Watcher<'_> {
         each: &mut Each<'_>,
     ) -> anyhow::Result<Trace> {
         let mut capture = prepared.pcap.take().map(Capture::new).transpose()?;
-        let plan = session::plan(self.evidence, self.queries, &context);
+        let mut plan = session::plan(self.evidence, self.queries, &context);
+        plan.headers = capture.is_some();
         let mut session = Session::start(self.evidence, context, plan, self.args.count)?;
         let progress =
             Progress::new(self.until.duration, self.options, !self.args.command.is_empty());
@@ -179,7 +181,7 @@ impl Watcher<'_> {
             }
             // What is printed now would stand behind it.
             progress.clear();
-            each(conclusion)
+            each(journey, conclusion, context)
         };
         prepared.ready()?;
         let mut command = self.command()?;

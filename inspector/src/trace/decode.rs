@@ -49,7 +49,13 @@ pub(super) enum Undecoded {
     Unknown,
 }
 
-/// Makes a sighting of an event. `reasons` are the names of the reasons of drops, if known;
+/// The bytes of the headers in an event, where there are any.
+pub(super) fn headers(event: &Event) -> Option<Box<[u8]>> {
+    let headers = event.headers.get(..usize::from(event.header_length))?;
+    (!headers.is_empty()).then(|| headers.into())
+}
+
+/// Makes a sighting of an event, without the bytes of its [`headers`]. `reasons` are the names of the reasons of drops, if known;
 /// `named` knows the programs that are traced.
 pub(super) fn sighting(
     event: &Event,
@@ -122,7 +128,7 @@ pub(super) fn sighting(
         detail,
         flow,
         asked: None,
-        headers: Some(headers).filter(|headers| !headers.is_empty()).map(Into::into),
+        headers: None,
     })
 }
 

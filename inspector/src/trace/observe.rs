@@ -66,6 +66,8 @@ pub struct Plan {
     /// Names of tracepoints and functions of the kernel that are not to be touched. Another
     /// function takes the place of one where there is another.
     pub avoid: BTreeSet<String>,
+    /// Whether sightings keep the bytes of the headers, as captures want them.
+    pub headers: bool,
     /// Size of the ring buffer for events, bytes, rounded up to a power of two of pages.
     pub ring_bytes: u32,
 }
@@ -113,6 +115,7 @@ impl Default for Plan {
             tiers: [Tier::Tc, Tier::Netlink, Tier::Tracepoint, Tier::Kprobe, Tier::Program].into(),
             chain: Chain::default(),
             avoid: BTreeSet::new(),
+            headers: false,
             ring_bytes: RING_BYTES,
         }
     }
@@ -252,6 +255,8 @@ pub struct Observers {
     /// Names of the reasons of drops, where they are known.
     reasons: Option<&'static BTreeMap<u32, String>>,
     status: Vec<TierStatus>,
+    /// Whether sightings keep the bytes of the headers.
+    headers: bool,
     malformed: u64,
 }
 
@@ -355,6 +360,7 @@ impl Observers {
             programs,
             reasons: kernel.map(|kernel| &kernel.reasons),
             status,
+            headers: plan.headers,
             malformed: 0,
         })
     }
@@ -378,7 +384,10 @@ impl Observers {
             let event = Event::read_from_bytes(&item)
                 .map_err(|_| TraceError::Mismatch(format!("an event of {} bytes", item.len())))?;
             match decode::sighting(&event, self.reasons, |id| self.programs.as_ref()?.named(id)) {
-                Ok(sighting) => return Ok(Some(sighting)),
+                Ok(sighting) => {
+                    let headers = self.headers.then(|| decode::headers(&event)).flatten();
+                    return Ok(Some(Sighting { headers, ..sighting }));
+                }
                 Err(Undecoded::Malformed) => self.malformed += 1,
                 Err(Undecoded::Unknown) => {
                     return Err(TraceError::Mismatch(format!(

@@ -192,7 +192,8 @@ impl Session {
     }
 
     /// Waits for something to be seen, at most for `timeout`, and takes in what there is. `each` is
-    /// handed every connection that came to an end, with what it proves.
+    /// handed every connection that came to an end, with what it proves; [`journey::hooks`] makes
+    /// the hooks, which are left out of it.
     ///
     /// # Errors
     /// [`TraceError`] if the kernel hands out nothing more, or the error of `each`.
@@ -294,7 +295,7 @@ impl Session {
             if self.is_full() {
                 break;
             }
-            let conclusion = journey::conclude(&journey, &self.context, &self.watched);
+            let conclusion = journey::outline(&journey, &self.context, &self.watched);
             each(&journey, &conclusion, &self.context)?;
             self.keeper.add(journey, &conclusion);
         }

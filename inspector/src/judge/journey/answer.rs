@@ -71,11 +71,11 @@ const RST: u8 = 0x04;
 const ACK: u8 = 0x10;
 
 impl View<'_> {
-    pub(super) fn answer(&self) -> Answer {
+    pub(super) fn answer(&self, path: &SeenPath) -> Answer {
         let replies: Vec<_> = self.packets(Direction::Reply).collect();
         let is_reset = |flags: Option<(u32, u32, u8)>| flags.is_some_and(|tcp| tcp.2 & RST != 0);
         let is_vip = |address: IpAddr| self.context.vips.contains(&address);
-        let on_host = self.path() == SeenPath::SocketOnHost;
+        let on_host = *path == SeenPath::SocketOnHost;
         // What is dropped later does not reach the client.
         let dropped =
             self.packets(Direction::Reply).any(|(step, _)| step.sighting.hook == Hook::Drop);

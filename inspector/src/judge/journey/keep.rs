@@ -1,6 +1,6 @@
 //! Which journeys are kept: some of each kind, and the number of the others.
 
-use std::collections::HashMap;
+use foldhash::HashMap;
 
 use super::{Conclusion, SeenPath, VipLookups};
 use crate::evidence::trace::More;

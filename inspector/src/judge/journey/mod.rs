@@ -230,6 +230,11 @@ fn proxy_port(mark: u32) -> u16 {
     u16::from_be_bytes([high, low])
 }
 
+/// Name of a device, where there is one.
+fn device(context: &Context, ifindex: u32) -> Option<String> {
+    (ifindex != 0).then(|| context.device(ifindex))
+}
+
 /// Destination of a packet, with its port.
 fn destination(packet: &Packet) -> Option<(IpAddr, u16)> {
     Some((packet.destination, packet.ports?.1))
@@ -262,7 +267,7 @@ impl<'j> View<'j> {
     }
 
     fn device(&self, ifindex: u32) -> Option<String> {
-        (ifindex != 0).then(|| self.context.device(ifindex))
+        device(self.context, ifindex)
     }
 
     fn kind(&self, ifindex: u32) -> Option<DeviceKind> {
@@ -574,10 +579,14 @@ impl<'j> View<'j> {
         (first.attempts, translated.unwrap_or(0))
     }
 
-    fn outcome(&self, path: &SeenPath, answer: &Answer) -> (Outcome, String, VipLookups) {
-        let translation = self.translation();
-        let in_stack = self.with_vip_in_stack();
-        if let Some((step, port)) = self.proxied().filter(|_| self.translated().is_none()) {
+    fn outcome(
+        &self,
+        path: &SeenPath,
+        answer: &Answer,
+        translation: Option<&Translation>,
+        proxied: Option<(&Step, u16)>,
+    ) -> (Outcome, String, VipLookups) {
+        if let Some((step, port)) = proxied.filter(|_| self.translated().is_none()) {
             let lookups = self.vip_lookups(step.sighting.monotonic_ns);
             let why = format!("marked for the local proxy port {port}");
             return self.before_any(Outcome::ProxiedBeforeNeigh, why, lookups);
@@ -588,6 +597,7 @@ impl<'j> View<'j> {
             let outcome = if translated { Outcome::SocketTranslated } else { Outcome::Unknown };
             return (outcome, why, self.vip_lookups(u64::MAX));
         }
+        let in_stack = self.with_vip_in_stack();
         let Some(translation) = translation else {
             let lookups = self.vip_lookups(u64::MAX);
             let (outcome, why) = self.without_translation(in_stack, &lookups, answer);
@@ -721,23 +731,6 @@ impl<'j> View<'j> {
             .collect()
     }
 
-    fn hooks(&self) -> Vec<HookTime> {
-        self.journey
-            .steps
-            .iter()
-            .map(|step| HookTime {
-                after_ns: self.after_ns(step),
-                hook: step.sighting.hook,
-                tier: step.sighting.tier,
-                device: self.device(step.sighting.ifindex),
-                direction: step.direction,
-                tie: step.tie,
-                what: what(&step.sighting),
-                times: step.times,
-            })
-            .collect()
-    }
-
     fn drops(&self) -> Vec<Dropped> {
         self.journey
             .steps
@@ -861,10 +854,36 @@ pub fn hook_name(hook: Hook) -> &'static str {
 /// What a journey proves, given how well it could be seen.
 #[must_use]
 pub fn conclude(journey: &Journey, context: &Context, watched: &Watched) -> Conclusion {
+    Conclusion { hooks: hooks(journey, context), ..outline(journey, context, watched) }
+}
+
+/// Every hook that reported a journey, in the order of time: the `hooks` of its [`Conclusion`].
+#[must_use]
+pub fn hooks(journey: &Journey, context: &Context) -> Vec<HookTime> {
+    let start_ns = journey.start_ns();
+    let steps = journey.steps.iter().map(|step| HookTime {
+        after_ns: step.sighting.monotonic_ns.saturating_sub(start_ns),
+        hook: step.sighting.hook,
+        tier: step.sighting.tier,
+        device: device(context, step.sighting.ifindex),
+        direction: step.direction,
+        tie: step.tie,
+        what: what(&step.sighting),
+        times: step.times,
+    });
+    steps.collect()
+}
+
+/// As [`conclude`], without the `hooks`: of the many journeys that are only counted nobody reads
+/// them, and they are most of the work.
+#[must_use]
+pub fn outline(journey: &Journey, context: &Context, watched: &Watched) -> Conclusion {
     let view = View { journey, context, watched, start_ns: journey.start_ns() };
     let path = view.path();
-    let answer = view.answer();
-    let (outcome, why, vip_lookups) = view.outcome(&path, &answer);
+    let answer = view.answer(&path);
+    let translation = view.translation();
+    let proxied = view.proxied();
+    let (outcome, why, vip_lookups) = view.outcome(&path, &answer, translation.as_ref(), proxied);
     let drops = view.drops();
     let served = match (&answer, outcome) {
         (Answer::Answered { as_vip: true, .. }, _)
@@ -889,13 +908,13 @@ pub fn conclude(journey: &Journey, context: &Context, watched: &Watched) -> Conc
         outcome,
         why,
         served,
-        translation: view.translation(),
-        proxy_port: view.proxied().map(|(_, port)| port),
+        translation,
+        proxy_port: proxied.map(|(_, port)| port),
         vip_lookups,
         lookups: view.lookups(),
         drops,
         answer,
-        hooks: view.hooks(),
+        hooks: Vec::new(),
     }
 }
 

@@ -2,9 +2,10 @@
 //!
 //! Its memory is bounded by [`Limits`], whatever comes in; what had to make room is counted.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
+use foldhash::HashMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
@@ -293,11 +294,11 @@ impl Joiner {
             open: BTreeMap::new(),
             next: 0,
             without_vip: BTreeSet::new(),
-            tuples: HashMap::new(),
-            numbers: HashMap::new(),
-            buffers: HashMap::new(),
-            sources: HashMap::new(),
-            unanswered: HashMap::new(),
+            tuples: HashMap::default(),
+            numbers: HashMap::default(),
+            buffers: HashMap::default(),
+            sources: HashMap::default(),
+            unanswered: HashMap::default(),
             requests: VecDeque::new(),
             past: VecDeque::new(),
             loose: VecDeque::new(),

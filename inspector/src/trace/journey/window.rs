@@ -9,6 +9,9 @@ use crate::trace::sighting::Sighting;
 #[derive(Debug)]
 pub(super) struct Window {
     held: BinaryHeap<Reverse<Held>>,
+    /// What is held, by number; places that are free are used again.
+    places: Vec<Option<Sighting>>,
+    free: Vec<usize>,
     /// How long each is held back, nanoseconds.
     wait_ns: u64,
     /// How many are held back at most.
@@ -19,30 +22,21 @@ pub(super) struct Window {
     arrived: u64,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+/// A sighting's rank, and where it is: a heap moves what it holds, and this is small.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Held {
     monotonic_ns: u64,
     /// Those of the same time keep the order in which they came.
     arrived: u64,
-    sighting: Box<Sighting>,
-}
-
-impl Ord for Held {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.monotonic_ns, self.arrived).cmp(&(other.monotonic_ns, other.arrived))
-    }
-}
-
-impl PartialOrd for Held {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
+    place: usize,
 }
 
 impl Window {
     pub(super) fn new(wait_ns: u64, room: usize) -> Self {
         Self {
             held: BinaryHeap::new(),
+            places: Vec::new(),
+            free: Vec::new(),
             wait_ns,
             room: room.max(1),
             newest_ns: 0,
@@ -56,11 +50,14 @@ impl Window {
         let monotonic_ns = sighting.monotonic_ns;
         self.newest_ns = self.newest_ns.max(monotonic_ns);
         self.arrived += 1;
-        self.held.push(Reverse(Held {
-            monotonic_ns,
-            arrived: self.arrived,
-            sighting: Box::new(sighting),
-        }));
+        let place = if let Some(place) = self.free.pop() {
+            self.places[place] = Some(sighting);
+            place
+        } else {
+            self.places.push(Some(sighting));
+            self.places.len() - 1
+        };
+        self.held.push(Reverse(Held { monotonic_ns, arrived: self.arrived, place }));
         monotonic_ns < self.released_ns
     }
 
@@ -80,7 +77,8 @@ impl Window {
         }
         let Reverse(held) = self.held.pop()?;
         self.released_ns = self.released_ns.max(held.monotonic_ns);
-        Some(*held.sighting)
+        self.free.push(held.place);
+        self.places[held.place].take()
     }
 
     /// Time of the next one, due or not.
