@@ -124,7 +124,8 @@ fn observe(
     let usual = args.watch.command.is_empty().then_some(USUAL);
     let until = Until { duration: duration.or(usual), unread: false };
     let subject = (&*evidence, &[query][..], context);
-    let trace = watch::watch(subject, &args.watch, prepared, until, options, &mut |_, _, _| Ok(()))?;
+    let trace =
+        watch::watch(subject, &args.watch, prepared, until, options, &mut |_, _, _| Ok(()))?;
     evidence.trace = Some(trace);
     Ok(())
 }

@@ -49,8 +49,7 @@ const PROGRESS: Duration = Duration::from_millis(250);
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What is handed each connection that came to an end.
-pub type Each<'e> =
-    dyn FnMut(&Journey, &Conclusion, &Context) -> anyhow::Result<()> + Send + 'e;
+pub type Each<'e> = dyn FnMut(&Journey, &Conclusion, &Context) -> anyhow::Result<()> + Send + 'e;
 
 /// What is told that the hooks are live, and where packets go: opened before anything else, so that
 /// what is wrong with it is said at once.
